@@ -1,0 +1,1 @@
+"""Settings, command line, local stack (broker, Postgres, model server) and dashboard: the room that knows all others."""
