@@ -1,0 +1,1 @@
+"""The contract between Hindstream's rooms: events, topics, tables and recipes as data."""

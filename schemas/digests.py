@@ -1,0 +1,83 @@
+"""Digests and deterministic ids: the same content gives the same name, on every machine and in every import."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+_ID_HEX = 32
+"""128 bits of SHA-256: with 10^9 ids a collision has odds of about 10^-21."""
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def canonical_json(value: Any) -> bytes:
+    """JSON bytes with sorted keys and no spaces: equal values give equal bytes.
+
+    Raises:
+        ValueError: `value` holds a lone surrogate; pass it through `schemas.text.sanitise` first.
+    """
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError as err:
+        raise ValueError(f"text cannot be written as UTF-8 ({err.reason}); sanitise it first") from err
+
+
+def sha256_hex(data: bytes) -> str:
+    """Lower-case hex SHA-256 of `data`."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of the canonical JSON of `value`."""
+    return sha256_hex(canonical_json(value))
+
+
+def content_id(prefix: str, *parts: str | int | None) -> str:
+    """An id made of what the source cannot change, for example `content_id("turn", source, session, 3, "main")`.
+
+    Parts are hashed as a JSON list, so ("ab", "c") and ("a", "bc") differ.
+    """
+    return f"{prefix}_{digest_of([prefix, *parts])[:_ID_HEX]}"
+
+
+def turn_id(source: str, session_id: str, ordinal: int, kind: str, *more: str | int) -> str:
+    """Id of a turn; `more` tells siblings of the same place apart (candidates, branches)."""
+    return content_id("turn", source, session_id, ordinal, kind, *more)
+
+
+def next_state_id(turn: str, kind: str, ordinal: int, *more: str | int) -> str:
+    """Id of the `ordinal`-th next state of a turn."""
+    return content_id("next", turn, kind, ordinal, *more)
+
+
+def sample_id(run: str, turn: str) -> str:
+    """Id of the sample that a run makes of a turn."""
+    return content_id("sample", run, turn)
+
+
+def batch_digest(sample_digests: Iterable[str]) -> str:
+    """Digest of a micro-batch: over the content digests of its samples, in training order."""
+    return digest_of(list(sample_digests))
+
+
+def sample_digest(
+    *,
+    prompt_ids: bytes,
+    response_ids: bytes,
+    response_logprobs: bytes,
+    reward: float | None,
+    teacher_logprobs: bytes | None,
+    topk_ids: bytes | None,
+    topk_logprobs: bytes | None,
+) -> str:
+    """Digest of exactly what the learner trains on, arrays as `schemas.arrays` packs them.
+
+    Set when a sample becomes ready, and computed again by the learner before it trains: a difference means that
+    a row was changed in between.
+    """
+    arrays = (prompt_ids, response_ids, response_logprobs, teacher_logprobs, topk_ids, topk_logprobs)
+    return digest_of([reward, *(None if a is None else sha256_hex(a) for a in arrays)])

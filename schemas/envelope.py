@@ -1,0 +1,269 @@
+"""How an event travels: CloudEvents 1.0 in Kafka's binary mode.
+
+Attributes are headers (`ce_id`, `ce_source`, `ce_type`, ...), the value is the UTF-8 JSON of the data, the key is
+the session id. `ce_source` + `ce_id` is the dedupe key. Fields that this version does not know survive a read and
+a write: they are kept in `Event.unknown` and merged back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from schemas.claim_check import BlobStore
+from schemas.digests import canonical_json, digest_of
+from schemas.events import EVENT_TYPES, TYPE_OF, EventData
+from schemas.text import raw_of, sanitise
+from schemas.topics import MAX_EVENT_BYTES
+
+SPEC_VERSION = "1.0"
+CONTENT_TYPE = b"application/json"
+
+Headers = list[tuple[str, bytes]]
+
+
+class MalformedEvent(ValueError):
+    """A record that is no event of ours: what was wrong with it, for the dead letter."""
+
+
+class UnknownEventType(MalformedEvent):
+    """The record names an event type that this version does not know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One event with its CloudEvents attributes.
+
+    `time` is the source's clock, `recorded_time` the clock of whoever put it on the log; both ISO 8601 and neither
+    orders anything. `unknown` holds data fields of a later version, `type` says which version it was read from.
+    """
+
+    id: str
+    source: str
+    type: str
+    data: EventData
+    time: str | None = None
+    recorded_time: str | None = None
+    subject: str | None = None
+    causation_id: str | None = None
+    unknown: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The partition key: everything of one session stays in order on one partition."""
+        return self.data.session_id
+
+    def content_digest(self) -> str:
+        """Digest of the data alone: what must be equal when the same id arrives twice."""
+        return digest_of(data_to_dict(self.data, self.unknown))
+
+
+@dataclass(frozen=True)
+class WireRecord:
+    """What goes on a topic."""
+
+    key: bytes
+    value: bytes
+    headers: Headers
+
+
+Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
+
+UPCASTERS: dict[str, tuple[str, Upcaster]] = {}
+"""Old event type -> (newer type, how its data become the newer's). Empty while every type is at v1."""
+
+
+def utc_now() -> str:
+    """Now, ISO 8601 with milliseconds and `Z`."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def new_event(
+    data: EventData,
+    *,
+    id: str,
+    source: str,
+    time: str | None = None,
+    causation_id: str | None = None,
+    recorded_time: str | None = None,
+) -> Event:
+    """An event of today's version. `id` must be made of what the source cannot change (`schemas.digests`)."""
+    return Event(
+        id=id,
+        source=source,
+        type=TYPE_OF[type(data)],
+        data=data,
+        time=time,
+        recorded_time=recorded_time or utc_now(),
+        subject=getattr(data, "turn_id", None) or data.session_id,
+        causation_id=causation_id,
+    )
+
+
+def data_to_dict(data: msgspec.Struct, unknown: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON-like dict of `data` with the unknown fields merged back."""
+    plain: dict[str, Any] = msgspec.to_builtins(data)
+    return _merge(plain, unknown) if unknown else plain
+
+
+def encode(event: Event, blobs: BlobStore | None = None) -> WireRecord:
+    """`event` as a Kafka record.
+
+    Text that Postgres or UTF-8 refuses is replaced and the original kept in `raw`. A value over 1 MiB goes to
+    `blobs` and the record carries its `dataref`.
+
+    Raises:
+        ValueError: the value is over 1 MiB and no `blobs` was given.
+    """
+    plain = data_to_dict(event.data, event.unknown)
+    value = canonical_json(_sanitised(plain))
+    headers = _attribute_headers(event)
+    if len(value) > MAX_EVENT_BYTES:
+        if blobs is None:
+            raise ValueError(
+                f"event {event.id} has {len(value)} bytes, over {MAX_EVENT_BYTES}; "
+                "give a blob store so that it can go by claim check"
+            )
+        headers.append(("ce_dataref", blobs.put(value).encode("utf-8")))
+        value = b"{}"
+    return WireRecord(key=sanitise(event.key)[0].encode("utf-8"), value=value, headers=headers)
+
+
+def decode(
+    value: bytes | None, headers: Iterable[tuple[str, bytes]], blobs: BlobStore | None = None
+) -> Event:
+    """The event of a Kafka record, upcast to today's version of its type.
+
+    Raises:
+        UnknownEventType: `ce_type` is unknown.
+        MalformedEvent: a header is missing, the value is no JSON or does not fit the type, or the blob that a
+            `dataref` names is not there or was changed.
+    """
+    attributes = _attributes(headers)
+    event_type = _required(attributes, "type")
+    source, event_id = _required(attributes, "source"), _required(attributes, "id")
+    dataref = attributes.get("dataref")
+    if dataref is not None:
+        if blobs is None:
+            raise MalformedEvent(
+                f"event {event_id} is a claim check ({dataref}) and no blob store is configured"
+            )
+        value = blobs.get(dataref)
+    plain = _parse(value)
+    plain = _sanitised(plain)
+    while event_type in UPCASTERS:
+        event_type, upcast = UPCASTERS[event_type]
+        plain = upcast(plain)
+    struct = EVENT_TYPES.get(event_type)
+    if struct is None:
+        raise UnknownEventType(f"unknown event type {event_type!r}; known: {', '.join(sorted(EVENT_TYPES))}")
+    try:
+        data = msgspec.convert(plain, struct, strict=True)
+    except msgspec.ValidationError as err:
+        raise MalformedEvent(f"{event_type} {event_id}: {err}") from err
+    unknown = _difference(plain, msgspec.to_builtins(data))
+    return Event(
+        id=event_id,
+        source=source,
+        type=event_type,
+        data=data,
+        time=attributes.get("time"),
+        recorded_time=attributes.get("recordedtime"),
+        subject=attributes.get("subject"),
+        causation_id=attributes.get("causationid"),
+        unknown=unknown,
+    )
+
+
+def _attribute_headers(event: Event) -> Headers:
+    attributes: dict[str, str | None] = {
+        "id": event.id,
+        "source": event.source,
+        "type": event.type,
+        "specversion": SPEC_VERSION,
+        "time": event.time,
+        "subject": event.subject,
+        "partitionkey": event.key,
+        "causationid": event.causation_id,
+        "recordedtime": event.recorded_time,
+    }
+    headers: Headers = [("content-type", CONTENT_TYPE)]
+    for name, text in attributes.items():
+        if text is not None:
+            headers.append((f"ce_{name}", sanitise(text)[0].encode("utf-8")))
+    return headers
+
+
+def _attributes(headers: Iterable[tuple[str, bytes]]) -> dict[str, str]:
+    attributes: dict[str, str] = {}
+    for name, data in headers:
+        if name.startswith("ce_"):
+            try:
+                attributes[name[3:]] = data.decode("utf-8")
+            except UnicodeDecodeError as err:
+                raise MalformedEvent(f"header {name} is not UTF-8") from err
+    return attributes
+
+
+def _required(attributes: Mapping[str, str], name: str) -> str:
+    text = attributes.get(name)
+    if not text:
+        raise MalformedEvent(f"header ce_{name} is missing")
+    return text
+
+
+def _parse(value: bytes | None) -> dict[str, Any]:
+    if value is None:
+        raise MalformedEvent("the record has no value")
+    try:
+        # The standard parser, since a lone surrogate escape is to be replaced, not refused.
+        plain = json.loads(value)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as err:
+        raise MalformedEvent(f"the value is not JSON: {err}") from err
+    if not isinstance(plain, dict):
+        raise MalformedEvent(f"the value is a JSON {type(plain).__name__}, not an object")
+    return plain
+
+
+def _sanitised(plain: dict[str, Any]) -> dict[str, Any]:
+    clean, changed = sanitise(plain)
+    if changed:
+        clean["sanitised"] = True
+        clean["raw"] = raw_of(plain)
+    result: dict[str, Any] = clean
+    return result
+
+
+def _difference(plain: Any, known: Any) -> Any:
+    """What `plain` has and `known` lacks, as nested dicts; list items are compared by position."""
+    if isinstance(plain, dict) and isinstance(known, dict):
+        out = {}
+        for name, item in plain.items():
+            if name not in known:
+                out[name] = item
+            elif rest := _difference(item, known[name]):
+                out[name] = rest
+        return out
+    if isinstance(plain, list) and isinstance(known, list):
+        rests = {
+            str(i): r for i, (a, b) in enumerate(zip(plain, known, strict=False)) if (r := _difference(a, b))
+        }
+        return rests
+    return {}
+
+
+def _merge(plain: Any, unknown: Mapping[str, Any]) -> Any:
+    if isinstance(plain, list):
+        return [_merge(item, unknown[str(i)]) if str(i) in unknown else item for i, item in enumerate(plain)]
+    out = dict(plain)
+    for name, item in unknown.items():
+        if name in out and isinstance(item, dict) and isinstance(out[name], (dict, list)):
+            out[name] = _merge(out[name], item)
+        else:
+            out.setdefault(name, item)
+    return out

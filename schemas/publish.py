@@ -1,0 +1,86 @@
+"""Putting records on the log so that "published" means: the broker acknowledged.
+
+`kafka-python`'s `send` may block on metadata and `flush` hides errors, so every future is checked here, and callers
+on an event loop must call from a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+
+from schemas.envelope import WireRecord
+from schemas.topics import MAX_EVENT_BYTES
+
+_REQUEST_SLACK = 64 * 1024
+"""Headers and framing around a value of the largest size."""
+
+
+class PublishFailed(RuntimeError):
+    """The broker did not acknowledge a record in time; it may or may not be on the log, so send it again."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a record stands on the log."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class AckedPublisher:
+    """Publishes records and returns only after all in-sync replicas have acknowledged. Thread-safe.
+
+    Args:
+        bootstrap_servers: `host:port`, comma-separated.
+        client_id: shown in the broker's logs and metrics.
+        timeout_s: the longest a `publish` may take, metadata included; then `PublishFailed`.
+    """
+
+    def __init__(self, bootstrap_servers: str, *, client_id: str, timeout_s: float = 30.0) -> None:
+        self.timeout_s = timeout_s
+        self._producer = KafkaProducer(
+            bootstrap_servers=bootstrap_servers.split(","),
+            client_id=client_id,
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=2,
+            max_request_size=MAX_EVENT_BYTES + _REQUEST_SLACK,
+            max_block_ms=int(timeout_s * 1000),
+            delivery_timeout_ms=int(timeout_s * 1000),
+            request_timeout_ms=int(timeout_s * 500),
+        )
+
+    def publish(self, topic: str, records: Sequence[WireRecord]) -> list[Position]:
+        """Publish `records` in order and wait for every acknowledgement.
+
+        Raises:
+            PublishFailed: at least one was not acknowledged in time.
+        """
+        try:
+            futures = [
+                self._producer.send(topic, value=r.value, key=r.key, headers=list(r.headers)) for r in records
+            ]
+            metadata = [future.get(timeout=self.timeout_s) for future in futures]
+        except KafkaError as err:
+            raise PublishFailed(
+                f"{topic}: the broker did not acknowledge ({type(err).__name__}: {err})"
+            ) from err
+        return [Position(m.topic, m.partition, m.offset) for m in metadata]
+
+    def close(self) -> None:
+        """Close the connection; nothing is pending, since `publish` waits."""
+        self._producer.close(timeout=self.timeout_s)
+
+    def __enter__(self) -> AckedPublisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

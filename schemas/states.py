@@ -1,0 +1,69 @@
+"""The states of derived work, as tables: what may follow what, and why a turn was not trained.
+
+The same tuples make the CHECK constraints in `schemas.tables` and the checks in code, so neither can drift.
+"""
+
+from __future__ import annotations
+
+SAMPLE_STATES = ("pending", "ready", "batched", "trained", "dropped")
+"""A turn's way through a run. `batched`: in a published micro-batch that the learner has not committed yet."""
+
+SAMPLE_TRANSITIONS: dict[str, tuple[str, ...]] = {
+    "pending": ("ready", "dropped"),
+    "ready": ("batched", "dropped"),
+    "batched": ("trained", "dropped"),
+    "dropped": ("pending",),
+    "trained": (),
+}
+"""`dropped` goes back to `pending` only from `no_next_state`, when a next state arrives late."""
+
+DROP_REASONS: dict[str, str] = {
+    "side_turn": "the turn was marked as a side turn: recorded, not trained",
+    "no_next_state": "the session ended and nothing had answered the turn",
+    "aborted": "the answer was cut off by the client or the server",
+    "error": "the policy server failed",
+    "no_tokens": "no token ids of prompt or response were recorded",
+    "retokenised": "token ids come from text that was tokenised again, and the recipe needs sampled log-probs",
+    "logprob_length_mismatch": "not one log-prob for each response token",
+    "non_finite_logprob": "a recorded log-prob is not a finite number",
+    "unknown_version": "the server did not say which weight version made the tokens",
+    "reward_abstained": "too few valid votes, and no hint to learn from",
+    "reward_failed": "the judge failed after all retries, and no hint to learn from",
+    "hint_failed": "the hint or teacher failed after all retries, and no reward to learn from",
+    "no_signal": "every signal is final and none carries a gradient (neutral reward, no accepted hint)",
+    "stale": "the weights had moved on by more than the recipe's staleness bound",
+    "non_finite_batch": "the micro-batch gave a non-finite loss or gradient, so no step was taken",
+    "masked_batch": "every token of the micro-batch was masked, so no step was taken",
+    "erased": "the session's text was erased on request",
+}
+"""The closed list of reasons why a turn is not trained, each with the sentence that explains it."""
+
+EVALUATION_STATES = ("waiting", "open", "claimed", "done", "failed")
+"""Work of an evaluator. `waiting`: it needs another evaluation first (a teacher waits for its hint)."""
+
+EVALUATION_TRANSITIONS: dict[str, tuple[str, ...]] = {
+    "waiting": ("open", "done"),
+    "open": ("claimed", "failed"),
+    "claimed": ("open", "done", "failed"),
+    "done": (),
+    "failed": (),
+}
+"""`claimed` goes back to `open` when its lease ends or a transient fault asks for another try."""
+
+SIGNALS = ("reward", "hint", "teacher")
+REWARD_STATUSES = ("scored", "tie", "abstained", "failed")
+HINT_STATUSES = ("accepted", "none", "failed")
+VOTE_STATUSES = ("valid", "invalid", "error")
+ANNOTATOR_KINDS = ("LLM", "CODE", "HUMAN")
+RUN_KINDS = ("live", "replay")
+MICRO_BATCH_STATES = ("published", "consumed")
+COMPLETED_BY = ("next_turn", "session_closed")
+
+
+def may_follow(transitions: dict[str, tuple[str, ...]], before: str, after: str) -> bool:
+    """Whether `after` may follow `before`.
+
+    Raises:
+        KeyError: `before` is no state of this table.
+    """
+    return after in transitions[before]

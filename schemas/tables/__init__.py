@@ -1,0 +1,32 @@
+"""The SQL side of the contract: facts, work, results, learning and delivery, one module each."""
+
+from schemas.tables.base import metadata
+from schemas.tables.delivery import dead_letters, outbox
+from schemas.tables.facts import events, feedback, next_states, sessions, turn_completions, turns
+from schemas.tables.learning import micro_batches, training_steps, weight_loads, weight_versions
+from schemas.tables.results import hints, model_answers, rewards, teacher_scores, votes
+from schemas.tables.work import evaluations, runs, samples
+
+__all__ = [
+    "dead_letters",
+    "evaluations",
+    "events",
+    "feedback",
+    "hints",
+    "metadata",
+    "micro_batches",
+    "model_answers",
+    "next_states",
+    "outbox",
+    "rewards",
+    "runs",
+    "samples",
+    "sessions",
+    "teacher_scores",
+    "training_steps",
+    "turn_completions",
+    "turns",
+    "votes",
+    "weight_loads",
+    "weight_versions",
+]

@@ -1,0 +1,98 @@
+"""Work: what a run still has to do with its turns, claimed by state and never by serial id."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from schemas.states import DROP_REASONS, EVALUATION_STATES, RUN_KINDS, SAMPLE_STATES, SIGNALS
+from schemas.tables.base import created_at, metadata, one_of, timestamp
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("run", Text, primary_key=True, comment="Name of the run."),
+    Column("kind", Text, nullable=False, comment="live, or replay over a range of the log."),
+    Column("policy", Text, nullable=False, comment="Policy that it trains."),
+    Column("recipe_name", Text, nullable=False, comment="Recipe by name."),
+    Column("recipe", JSONB, nullable=False, comment="The whole recipe as data."),
+    Column("recipe_digest", Text, nullable=False, comment="SHA-256 of the recipe."),
+    Column("active", Boolean, nullable=False, comment="New turns of the log open samples in this run."),
+    created_at(),
+    one_of("kind", RUN_KINDS),
+    comment="A name, a recipe and a range of the log. Everything derived names its run.",
+)
+
+samples = Table(
+    "samples",
+    metadata,
+    Column("sample_id", Text, primary_key=True, comment="Deterministic id of (run, turn)."),
+    Column("run", Text, ForeignKey("runs.run"), nullable=False, comment="Its run."),
+    Column("turn_id", Text, ForeignKey("turns.turn_id"), nullable=False, comment="Its turn."),
+    Column("session_id", Text, nullable=False, comment="Its session."),
+    Column("state", Text, nullable=False, comment="pending, ready, batched, trained or dropped."),
+    Column("drop_reason", Text, comment="Why it was dropped: one of a closed list."),
+    Column("drop_detail", Text, comment="The same in words, with numbers."),
+    Column("linked", Boolean, nullable=False, server_default="false", comment="Its evaluations were opened."),
+    Column(
+        "content_digest", Text, comment="SHA-256 of what is trained: ids, log-probs, reward, teacher scores."
+    ),
+    Column("micro_batch_id", Text, comment="The micro-batch that holds it."),
+    Column("position", Integer, comment="Place in its micro-batch, from 0."),
+    Column(
+        "staleness", Integer, comment="Weight versions between its oldest token and the weights that used it."
+    ),
+    timestamp("ready_at", "When its last evaluation became final."),
+    timestamp("updated_at", "Last change of state."),
+    created_at(),
+    Index("uq_samples_run_turn_id", "run", "turn_id", unique=True),
+    Index("ix_samples_run_state", "run", "state", "created_at"),
+    Index("ix_samples_turn_id", "turn_id"),
+    Index("ix_samples_micro_batch_id", "micro_batch_id"),
+    one_of("state", SAMPLE_STATES),
+    one_of("drop_reason", DROP_REASONS),
+    CheckConstraint("(state = 'dropped') = (drop_reason IS NOT NULL)", name="dropped_has_reason"),
+    CheckConstraint(
+        "state NOT IN ('batched', 'trained') OR micro_batch_id IS NOT NULL", name="batched_has_batch"
+    ),
+    comment="What a run makes of a turn: one row a (run, turn), the ledger's unit.",
+)
+
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("run", Text, ForeignKey("runs.run"), nullable=False, comment="Its run."),
+    Column("turn_id", Text, ForeignKey("turns.turn_id"), nullable=False, comment="The turn to evaluate."),
+    Column("signal", Text, nullable=False, comment="reward, hint or teacher."),
+    Column("state", Text, nullable=False, comment="waiting, open, claimed, done or failed."),
+    Column("attempts", Integer, nullable=False, server_default="0", comment="Times it was claimed."),
+    Column("worker", Text, comment="Who holds the claim."),
+    timestamp("lease_until", "End of the claim; afterwards anybody may claim it."),
+    timestamp("available_at", "Not before this time (backoff after a fault); NULL: at once."),
+    Column("reason", Text, comment="The last fault, or why it failed."),
+    timestamp("finished_at", "When it became done or failed."),
+    created_at(),
+    PrimaryKeyConstraint("run", "turn_id", "signal"),
+    Index(
+        "ix_evaluations_claimable",
+        "signal",
+        "available_at",
+        "created_at",
+        postgresql_where=text("state IN ('open', 'claimed')"),
+    ),
+    Index("ix_evaluations_turn_id", "turn_id"),
+    one_of("signal", SIGNALS),
+    one_of("state", EVALUATION_STATES),
+    comment="Questions to judges, hint givers and teachers: claimed with SKIP LOCKED and a lease.",
+)

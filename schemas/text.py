@@ -1,0 +1,50 @@
+"""Text that Postgres or UTF-8 refuses, made storable without losing what it was.
+
+Postgres refuses NUL in text and JSONB (SQLSTATE 22021, 22P05), UTF-8 refuses lone surrogates. Each such character
+becomes U+FFFD, one for one, and the original is kept beside it as ASCII JSON in base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any
+
+_REFUSED = re.compile("[\x00\ud800-\udfff]")
+_REPLACEMENT = "\ufffd"
+
+
+def sanitise_text(text: str) -> str:
+    """`text` with each NUL and each lone surrogate replaced by U+FFFD; the length stays the same."""
+    return _REFUSED.sub(_REPLACEMENT, text)
+
+
+def sanitise(value: Any) -> tuple[Any, bool]:
+    """`value` (JSON-like) with every string and key sanitised, and whether anything changed."""
+    if isinstance(value, str):
+        clean = sanitise_text(value)
+        return clean, clean is not value and clean != value
+    if isinstance(value, dict):
+        changed = False
+        out: dict[str, Any] = {}
+        for key, item in value.items():
+            clean_key, key_changed = sanitise(key)
+            clean_item, item_changed = sanitise(item)
+            changed = changed or key_changed or item_changed
+            out[clean_key] = clean_item
+        return out, changed
+    if isinstance(value, (list, tuple)):
+        pairs = [sanitise(item) for item in value]
+        return [item for item, _ in pairs], any(changed for _, changed in pairs)
+    return value, False
+
+
+def raw_of(value: Any) -> str:
+    """Base64 of the ASCII JSON of `value`: NULs and surrogates survive as escapes."""
+    return base64.b64encode(json.dumps(value, ensure_ascii=True).encode("ascii")).decode("ascii")
+
+
+def from_raw(raw: str) -> Any:
+    """What `raw_of` was given."""
+    return json.loads(base64.b64decode(raw))

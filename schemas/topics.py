@@ -1,0 +1,41 @@
+"""The five topics: names, partitions and retention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+AGENT_EVENTS = "agent-events"
+MICRO_BATCHES = "micro-batches"
+WEIGHTS = "weights"
+DEAD_LETTERS = "dead-letters"
+SIGNALS = "signals"
+
+MAX_EVENT_BYTES = 1 << 20
+"""Largest value on a topic: 1 MiB, Kafka's default limit. Larger data go by claim check."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicSpec:
+    """How a topic is created. `partitions` fixes how far its readers scale and cannot be lowered."""
+
+    name: str
+    partitions: int
+    config: dict[str, str] = field(default_factory=dict)
+
+
+def topic_specs(event_partitions: int = 8) -> list[TopicSpec]:
+    """Every topic.
+
+    `agent-events` is kept for ever: it is the log of facts that everything else is folded from. `micro-batches` has
+    one partition, so that a policy's micro-batches have one total order. `weights` is compacted: the newest
+    version of each policy always stays. `event_partitions` bounds how many workers can record at once.
+    """
+    forever = {"retention.ms": "-1", "retention.bytes": "-1"}
+    month_ms = str(30 * 24 * 3600 * 1000)
+    return [
+        TopicSpec(name=AGENT_EVENTS, partitions=event_partitions, config=forever),
+        TopicSpec(name=MICRO_BATCHES, partitions=1, config=forever),
+        TopicSpec(name=WEIGHTS, partitions=1, config={"cleanup.policy": "compact"}),
+        TopicSpec(name=DEAD_LETTERS, partitions=1, config=forever),
+        TopicSpec(name=SIGNALS, partitions=event_partitions, config={"retention.ms": month_ms}),
+    ]
