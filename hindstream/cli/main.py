@@ -1,0 +1,98 @@
+"""`hindstream`: finds the module of a sub-command and loads only that one, so `hindstream up` never imports torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from hindstream.errors import UserError
+
+# Sub-command: (module, what it does, the name in that module). A module exposes `app`, a typer.Typer, or, for a
+# command without sub-commands of its own, a function of the given name.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "up": (
+        "hindstream.cli.stack",
+        "Start what the settings do not give: broker, Postgres, model server.",
+        "up",
+    ),
+    "down": ("hindstream.cli.stack", "Stop what `up` started; the data stay.", "down"),
+    "status": ("hindstream.cli.stack", "What runs, where, since when.", "status"),
+    "logs": ("hindstream.cli.stack", "Show a service's log, and follow it with -f.", "logs"),
+    "config": ("hindstream.cli.config", "The settings in force and where each came from.", "app"),
+    "topics": ("hindstream.cli.topics", "Create and check the Kafka topics.", "app"),
+    "db": ("hindstream.cli.db", "Bring the database schema up to date.", "app"),
+    "gateway": ("hindstream.cli.gateway", "The OpenAI-compatible server that records conversations.", "app"),
+    "import": ("hindstream.cli.imports", "Bring historical conversations into the log.", "app"),
+    "worker": ("hindstream.cli.worker", "Record, link, judge, hint, teach, batch.", "app"),
+    "learner": ("hindstream.cli.learner", "Turn micro-batches into weight versions.", "app"),
+    "weights": ("hindstream.cli.weights", "List, verify and serve weight versions.", "app"),
+    "demo": ("hindstream.cli.demo", "Watch a small model learn from conversations.", "demo"),
+}
+
+
+def _present(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+class LazyGroup(TyperGroup):
+    """The command group: lists every sub-command that is there, imports one when it is called.
+
+    typer carries a click of its own, whose types are private to it: hence Any.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name, (module, _, _) in COMMANDS.items() if _present(module)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS or not _present(COMMANDS[cmd_name][0]):
+            return None
+        module, summary, attribute = COMMANDS[cmd_name]
+        target = getattr(importlib.import_module(module), attribute)
+        command: Any
+        if isinstance(target, typer.Typer):
+            command = typer.main.get_command(target)
+        else:
+            single = typer.Typer(add_completion=False)
+            single.command(name=cmd_name)(target)
+            command = typer.main.get_command(single)
+        command.name = cmd_name
+        command.help = command.help or summary
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list from the table above: help must not import every room."""
+        rows = [(name, COMMANDS[name][1]) for name in self.list_commands(ctx)]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except UserError as error:
+            print(f"hindstream: {error}", file=sys.stderr)
+            sys.exit(2)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Learn from conversations as they happen.",
+)
+
+
+@app.callback()
+def root() -> None:
+    """Learn from conversations as they happen."""
+
+
+if __name__ == "__main__":
+    app()

