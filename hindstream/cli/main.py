@@ -1,4 +1,5 @@
-"""`hindstream`: finds the module of a sub-command and loads only that one, so `hindstream up` never imports torch."""
+"""`hindstream`: finds the module of a sub-command and loads only that one, so `hindstream up` never imports
+torch."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from typer.core import TyperGroup
 
 from hindstream.errors import UserError
 
-# Sub-command: (module, what it does, the name in that module). A module exposes `app`, a typer.Typer, or, for a
-# command without sub-commands of its own, a function of the given name.
+# Sub-command: (module, what it does, the name in that module). A module exposes `app`, a typer.Typer, or, for
+# a command without sub-commands of its own, a function of the given name.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": (
         "hindstream.cli.stack",
