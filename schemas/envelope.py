@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from schemas.claim_check import BlobStore
+from schemas.claim_check import BlobMissing, BlobStore
 from schemas.digests import canonical_json, digest_of
 from schemas.events import EVENT_TYPES, TYPE_OF, EventData
 from schemas.text import raw_of, sanitise
@@ -153,7 +153,10 @@ def decode(
             raise MalformedEvent(
                 f"event {event_id} is a claim check ({dataref}) and no blob store is configured"
             )
-        value = blobs.get(dataref)
+        try:
+            value = blobs.get(dataref)
+        except BlobMissing as err:
+            raise MalformedEvent(f"event {event_id}: {err}") from err
     plain = _parse(value)
     plain = _sanitised(plain)
     while event_type in UPCASTERS:
