@@ -29,10 +29,16 @@ def timestamp(name: str, comment: str, *, nullable: bool = True) -> Column[objec
     return Column(name, DateTime(timezone=True), nullable=nullable, comment=comment)
 
 
-def created_at(
-    comment: str = "When this row was committed by its writer (database clock).",
-) -> Column[object]:
-    """The database's own time of the insert."""
+def created_at(*, precise: bool = False) -> Column[object]:
+    """The database's own time of the insert: its transaction's start, or the statement's where `precise`.
+
+    The precise one is for rows that a run counts from its own start on: `processors.runs` inserts a run under a
+    lock that no insert of such a row crosses, so the two times order them.
+    """
     return Column(
-        "created_at", DateTime(timezone=True), nullable=False, server_default=func.now(), comment=comment
+        "created_at",
+        DateTime(timezone=True),
+        nullable=False,
+        server_default=func.clock_timestamp() if precise else func.now(),
+        comment="When this row was inserted (database clock).",
     )

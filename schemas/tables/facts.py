@@ -93,7 +93,7 @@ turns = Table(
     Column("unknown", JSONB, nullable=False, comment="Fields of a later event version, kept as they came."),
     Column("sanitised", Boolean, nullable=False, comment="Some text held NUL or lone surrogates."),
     Column("raw", LargeBinary, comment="The original JSON (ASCII escapes) where sanitised."),
-    created_at(),
+    created_at(precise=True),
     Index("ix_turns_session_id", "session_id"),
     Index("ix_turns_parent_turn_id", "parent_turn_id"),
     one_of("kind", ("main", "side")),

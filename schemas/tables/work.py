@@ -28,8 +28,8 @@ runs = Table(
     Column("recipe_name", Text, nullable=False, comment="Recipe by name."),
     Column("recipe", JSONB, nullable=False, comment="The whole recipe as data."),
     Column("recipe_digest", Text, nullable=False, comment="SHA-256 of the recipe."),
-    Column("active", Boolean, nullable=False, comment="New turns of the log open samples in this run."),
-    created_at(),
+    timestamp("ended_at", "When it stopped taking new turns; NULL: new turns of the log open samples in it."),
+    created_at(precise=True),
     one_of("kind", RUN_KINDS),
     comment="A name, a recipe and a range of the log. Everything derived names its run.",
 )
