@@ -124,7 +124,9 @@ class RunSettings(Section):
     name: str = "live"
     """The run that derived rows belong to."""
     recipe: str = "combine"
-    """How a turn becomes a gradient: binary-rl, opd or combine."""
+    """How a turn becomes a gradient: binary-rl, opd or combine, or a TOML or JSON file with a whole recipe."""
+    policy: str = "policy"
+    """The name of the policy that is trained, in turns, weight versions and topics."""
 
 
 class WorkerSettings(Section):

@@ -32,6 +32,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "worker": ("hindstream.cli.worker", "Record, link, judge, hint, teach, batch.", "app"),
     "learner": ("hindstream.cli.learner", "Turn micro-batches into weight versions.", "app"),
     "weights": ("hindstream.cli.weights", "List, verify and serve weight versions.", "app"),
+    "sql": ("hindstream.cli.sql", "Ask the database a question and print the rows.", "sql"),
+    "dashboard": ("hindstream.cli.dashboard", "Watch a run: turns, signals, micro-batches, weights.", "dashboard"),
     "demo": ("hindstream.cli.demo", "Watch a small model learn from conversations.", "demo"),
 }
 
