@@ -48,7 +48,13 @@ class GatewayRefused(RuntimeError):
 
 
 async def ask(
-    http: aiohttp.ClientSession, config: UserConfig, question: str, *, session_id: str, side: bool, seed: int,
+    http: aiohttp.ClientSession,
+    config: UserConfig,
+    question: str,
+    *,
+    session_id: str,
+    side: bool,
+    seed: int,
     temperature: float,
 ) -> Answered:
     """Ask one question and form an opinion.
@@ -113,8 +119,13 @@ async def talk(
         while not stop.is_set():
             count += 1
             answered = await ask(
-                http, config, questions.next(), session_id=f"{prefix}-{count}", side=False,
-                seed=seeds.randrange(2**31), temperature=config.temperature,
+                http,
+                config,
+                questions.next(),
+                session_id=f"{prefix}-{count}",
+                side=False,
+                seed=seeds.randrange(2**31),
+                temperature=config.temperature,
             )
             on_answer(answered)
             await react(http, config, answered)
@@ -133,8 +144,13 @@ async def survey(
     async def one(http: aiohttp.ClientSession, place: int, question: str) -> Answered:
         async with limit:
             return await ask(
-                http, config, question, session_id=f"{prefix}-{place}", side=True,
-                seed=config.seed * 1_000_003 + place, temperature=temperature,
+                http,
+                config,
+                question,
+                session_id=f"{prefix}-{place}",
+                side=True,
+                seed=config.seed * 1_000_003 + place,
+                temperature=temperature,
             )
 
     async with _client() as http:

@@ -1,0 +1,106 @@
+"""The pipeline's processes as a person would start them: the command line, one log file each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hindstream.errors import UserError
+from hindstream.settings import child_environment
+
+_STOP_S = 30.0
+"""A learner that is asked to stop finishes its step first: about 10 s on two busy cores."""
+_LOG_TAIL = 15
+"""Lines of a failed process's log that are shown: enough for the error, few enough to read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One process: its name, and the arguments of `hindstream` that start it."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+
+class Services:
+    """Starts processes, notices when one ends, stops them all.
+
+    Args:
+        log_dir: where `NAME.log` files go.
+        environment: settings that every process gets, over the inherited ones.
+    """
+
+    def __init__(self, log_dir: Path, environment: dict[str, str]) -> None:
+        self.log_dir = log_dir
+        self._environment = child_environment(OMP_WAIT_POLICY="PASSIVE", PYTHONUNBUFFERED="1", **environment)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, service: Service) -> None:
+        """Start one process in a session of its own, so that Ctrl-C reaches only us and we stop it in order."""
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        with (self.log_dir / f"{service.name}.log").open("ab") as log:
+            self._running[service.name] = subprocess.Popen(
+                [sys.executable, "-m", "hindstream", *service.arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    def pid(self, name: str) -> int:
+        """Process id of a started service."""
+        return self._running[name].pid
+
+    def kill(self, name: str) -> None:
+        """`kill -9` the service and everything that it started, as a crash would."""
+        process = self._running.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def check(self) -> None:
+        """Nothing to do while all run.
+
+        Raises:
+            UserError: a process ended, with the end of its log.
+        """
+        for name, process in self._running.items():
+            if process.poll() is not None:
+                raise UserError(
+                    f"{name} ended with code {process.returncode}; the end of {self.log_dir / name}.log:\n"
+                    + self.tail(name)
+                )
+
+    def tail(self, name: str) -> str:
+        """The last lines of a service's log."""
+        lines = (self.log_dir / f"{name}.log").read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_LOG_TAIL:])
+
+    def stop(self) -> None:
+        """Ask every process to finish what it holds, then end those that do not."""
+        for process in self._running.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_S
+        for process in self._running.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._running.clear()
+
+
+def pipeline_services(gateway_port: int) -> list[Service]:
+    """What serves, records, evaluates, learns and reloads; the addresses come from the settings."""
+    return [
+        Service(name="worker", arguments=("worker", "run")),
+        Service(name="weights", arguments=("weights", "follow")),
+        Service(name="learner", arguments=("learner", "run")),
+        Service(name="gateway", arguments=("gateway", "run", "--port", str(gateway_port))),
+    ]
