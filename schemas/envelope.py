@@ -134,9 +134,7 @@ def encode(event: Event, blobs: BlobStore | None = None) -> WireRecord:
     return WireRecord(key=sanitise(event.key)[0].encode("utf-8"), value=value, headers=headers)
 
 
-def decode(
-    value: bytes | None, headers: Iterable[tuple[str, bytes]], blobs: BlobStore | None = None
-) -> Event:
+def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]], blobs: BlobStore | None = None) -> Event:
     """The event of a Kafka record, upcast to today's version of its type.
 
     Raises:
@@ -150,9 +148,7 @@ def decode(
     dataref = attributes.get("dataref")
     if dataref is not None:
         if blobs is None:
-            raise MalformedEvent(
-                f"event {event_id} is a claim check ({dataref}) and no blob store is configured"
-            )
+            raise MalformedEvent(f"event {event_id} is a claim check ({dataref}) and no blob store is configured")
         try:
             value = blobs.get(dataref)
         except BlobMissing as err:
@@ -253,9 +249,7 @@ def _difference(plain: Any, known: Any) -> Any:
                 out[name] = rest
         return out
     if isinstance(plain, list) and isinstance(known, list):
-        rests = {
-            str(i): r for i, (a, b) in enumerate(zip(plain, known, strict=False)) if (r := _difference(a, b))
-        }
+        rests = {str(i): r for i, (a, b) in enumerate(zip(plain, known, strict=False)) if (r := _difference(a, b))}
         return rests
     return {}
 

@@ -63,14 +63,10 @@ class AckedPublisher:
             PublishFailed: at least one was not acknowledged in time.
         """
         try:
-            futures = [
-                self._producer.send(topic, value=r.value, key=r.key, headers=list(r.headers)) for r in records
-            ]
+            futures = [self._producer.send(topic, value=r.value, key=r.key, headers=list(r.headers)) for r in records]
             metadata = [future.get(timeout=self.timeout_s) for future in futures]
         except KafkaError as err:
-            raise PublishFailed(
-                f"{topic}: the broker did not acknowledge ({type(err).__name__}: {err})"
-            ) from err
+            raise PublishFailed(f"{topic}: the broker did not acknowledge ({type(err).__name__}: {err})") from err
         return [Position(m.topic, m.partition, m.offset) for m in metadata]
 
     def close(self) -> None:

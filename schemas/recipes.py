@@ -138,9 +138,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.judge and not self.judge.code and self.judge.votes < 1:
             problems.append("judge: code is false and votes is 0, so nothing could score a turn")
         if self.judge and self.judge.votes and not 1 <= self.judge.quorum <= self.judge.votes:
-            problems.append(
-                f"judge.quorum {self.judge.quorum} must be between 1 and votes {self.judge.votes}"
-            )
+            problems.append(f"judge.quorum {self.judge.quorum} must be between 1 and votes {self.judge.votes}")
         if self.hint and not self.hint.patterns and self.hint.votes < 1:
             problems.append("hint: no patterns and no votes, so no hint could be found")
         if (self.hint is None) != (self.teacher is None):
@@ -152,9 +150,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.loss.w_opd and self.hint is None:
             problems.append("loss.w_opd is set but there is no hint; set it to 0")
         if self.batch.size < 1 or self.batch.max_staleness < 0 or self.optimizer.steps < 1:
-            problems.append(
-                "batch.size and optimizer.steps must be at least 1, batch.max_staleness at least 0"
-            )
+            problems.append("batch.size and optimizer.steps must be at least 1, batch.max_staleness at least 0")
         if problems:
             raise InvalidRecipe(f"recipe {self.name!r}: " + "; ".join(problems))
 

@@ -96,7 +96,7 @@ def read_figures(connection: Connection, run: str) -> Figures:
         return Figures()
     plain = dict(row)
     mean = plain.pop("mean_staleness")
-    drops = {reason: turns for reason, turns in connection.execute(_DROPS, {"run": run})}
+    drops = {row.drop_reason: row.turns for row in connection.execute(_DROPS, {"run": run})}
     return Figures(**plain, mean_staleness=None if mean is None else float(mean), drops=drops)
 
 

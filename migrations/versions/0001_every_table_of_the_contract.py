@@ -20,9 +20,7 @@ def upgrade() -> None:
     """every table of the contract"""
     op.create_table(
         "dead_letters",
-        sa.Column(
-            "dead_letter_id", sa.BigInteger(), sa.Identity(always=True), nullable=False, comment="Serial."
-        ),
+        sa.Column("dead_letter_id", sa.BigInteger(), sa.Identity(always=True), nullable=False, comment="Serial."),
         sa.Column("topic", sa.Text(), nullable=False, comment="Topic of the record."),
         sa.Column("partition", sa.Integer(), nullable=False, comment="Partition of the record."),
         sa.Column("record_offset", sa.BigInteger(), nullable=False, comment="Offset of the record."),
@@ -93,9 +91,7 @@ def upgrade() -> None:
             nullable=False,
             comment="Fields of a later event version, kept as they came.",
         ),
-        sa.Column(
-            "sanitised", sa.Boolean(), nullable=False, comment="Some text held NUL or lone surrogates."
-        ),
+        sa.Column("sanitised", sa.Boolean(), nullable=False, comment="Some text held NUL or lone surrogates."),
         sa.Column(
             "raw",
             sa.LargeBinary(),
@@ -145,28 +141,20 @@ def upgrade() -> None:
         "next_states",
         sa.Column("next_state_id", sa.Text(), nullable=False, comment="Deterministic id of the next state."),
         sa.Column("session_id", sa.Text(), nullable=False, comment="Its session."),
-        sa.Column(
-            "turn_id", sa.Text(), nullable=False, comment="The turn that it answers; may arrive later."
-        ),
+        sa.Column("turn_id", sa.Text(), nullable=False, comment="The turn that it answers; may arrive later."),
         sa.Column(
             "kind",
             sa.Text(),
             nullable=False,
             comment="user_reply, tool_result, terminal_output, gui_change, test_verdict.",
         ),
-        sa.Column(
-            "ordinal", sa.Integer(), nullable=False, comment="Order among the next states of its turn."
-        ),
+        sa.Column("ordinal", sa.Integer(), nullable=False, comment="Order among the next states of its turn."),
         sa.Column("role", sa.Text(), nullable=True, comment="Message role, where it was a message."),
         sa.Column("content", sa.Text(), nullable=True, comment="Its text."),
         sa.Column("tool_call_id", sa.Text(), nullable=True, comment="The tool call that it answers."),
-        sa.Column(
-            "verdict", sa.Double(), nullable=True, comment="Environment's judgement in [0, 1]; NULL: none."
-        ),
+        sa.Column("verdict", sa.Double(), nullable=True, comment="Environment's judgement in [0, 1]; NULL: none."),
         sa.Column("exit_code", sa.Integer(), nullable=True, comment="Exit code of a process; NULL: none."),
-        sa.Column(
-            "observed_at", sa.Text(), nullable=True, comment="By the source's clock, ISO 8601 as given."
-        ),
+        sa.Column("observed_at", sa.Text(), nullable=True, comment="By the source's clock, ISO 8601 as given."),
         sa.Column(
             "origin",
             postgresql.JSONB(astext_type=sa.Text()),
@@ -179,9 +167,7 @@ def upgrade() -> None:
             nullable=False,
             comment="Fields of a later event version, kept as they came.",
         ),
-        sa.Column(
-            "sanitised", sa.Boolean(), nullable=False, comment="Some text held NUL or lone surrogates."
-        ),
+        sa.Column("sanitised", sa.Boolean(), nullable=False, comment="Some text held NUL or lone surrogates."),
         sa.Column(
             "raw",
             sa.LargeBinary(),
@@ -275,9 +261,7 @@ def upgrade() -> None:
     op.create_table(
         "sessions",
         sa.Column("session_id", sa.Text(), nullable=False, comment="Session: the event key."),
-        sa.Column(
-            "close_reason", sa.Text(), nullable=True, comment="Why no more turns follow; NULL while open."
-        ),
+        sa.Column("close_reason", sa.Text(), nullable=True, comment="Why no more turns follow; NULL while open."),
         sa.Column(
             "expected_turns",
             sa.Integer(),
@@ -310,9 +294,7 @@ def upgrade() -> None:
         "turn_completions",
         sa.Column("turn_id", sa.Text(), nullable=False, comment="The turn that is complete."),
         sa.Column("completed_by", sa.Text(), nullable=False, comment="next_turn or session_closed."),
-        sa.Column(
-            "cause_id", sa.Text(), nullable=False, comment="The turn or session whose event completed it."
-        ),
+        sa.Column("cause_id", sa.Text(), nullable=False, comment="The turn or session whose event completed it."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -356,9 +338,7 @@ def upgrade() -> None:
             nullable=False,
             comment="content, reasoning and tool_calls with raw arguments.",
         ),
-        sa.Column(
-            "finish_reason", sa.Text(), nullable=False, comment="stop, length, tool_calls, aborted or error."
-        ),
+        sa.Column("finish_reason", sa.Text(), nullable=False, comment="stop, length, tool_calls, aborted or error."),
         sa.Column("policy", sa.Text(), nullable=False, comment="Name of the policy that answered."),
         sa.Column(
             "version_spans",
@@ -385,12 +365,8 @@ def upgrade() -> None:
             comment="Sampling parameters of the request.",
         ),
         sa.Column("token_source", sa.Text(), nullable=False, comment="engine, retokenised or none."),
-        sa.Column(
-            "prompt_ids", sa.LargeBinary(), nullable=False, comment="int32 little-endian, 4 bytes a token."
-        ),
-        sa.Column(
-            "response_ids", sa.LargeBinary(), nullable=False, comment="int32 little-endian, 4 bytes a token."
-        ),
+        sa.Column("prompt_ids", sa.LargeBinary(), nullable=False, comment="int32 little-endian, 4 bytes a token."),
+        sa.Column("response_ids", sa.LargeBinary(), nullable=False, comment="int32 little-endian, 4 bytes a token."),
         sa.Column(
             "response_logprobs",
             sa.LargeBinary(),
@@ -406,21 +382,15 @@ def upgrade() -> None:
             nullable=False,
             comment="Next states of the parent that this request carried.",
         ),
-        sa.Column(
-            "started_at", sa.Text(), nullable=True, comment="Start by the source's clock, ISO 8601 as given."
-        ),
-        sa.Column(
-            "ended_at", sa.Text(), nullable=True, comment="End by the source's clock, ISO 8601 as given."
-        ),
+        sa.Column("started_at", sa.Text(), nullable=True, comment="Start by the source's clock, ISO 8601 as given."),
+        sa.Column("ended_at", sa.Text(), nullable=True, comment="End by the source's clock, ISO 8601 as given."),
         sa.Column(
             "latency_ms",
             sa.Double(),
             nullable=True,
             comment="End minus start; 0 with clock_skew where the end was earlier.",
         ),
-        sa.Column(
-            "clock_skew", sa.Boolean(), nullable=False, comment="The source's end was before its start."
-        ),
+        sa.Column("clock_skew", sa.Boolean(), nullable=False, comment="The source's end was before its start."),
         sa.Column(
             "origin",
             postgresql.JSONB(astext_type=sa.Text()),
@@ -433,9 +403,7 @@ def upgrade() -> None:
             nullable=False,
             comment="Fields of a later event version, kept as they came.",
         ),
-        sa.Column(
-            "sanitised", sa.Boolean(), nullable=False, comment="Some text held NUL or lone surrogates."
-        ),
+        sa.Column("sanitised", sa.Boolean(), nullable=False, comment="Some text held NUL or lone surrogates."),
         sa.Column(
             "raw",
             sa.LargeBinary(),
@@ -454,9 +422,7 @@ def upgrade() -> None:
             name=op.f("ck_turns_finish_reason"),
         ),
         sa.CheckConstraint("kind IN ('main', 'side')", name=op.f("ck_turns_kind")),
-        sa.CheckConstraint(
-            "token_source IN ('engine', 'retokenised', 'none')", name=op.f("ck_turns_token_source")
-        ),
+        sa.CheckConstraint("token_source IN ('engine', 'retokenised', 'none')", name=op.f("ck_turns_token_source")),
         sa.PrimaryKeyConstraint("turn_id", name=op.f("pk_turns")),
         comment="The policy answered once: text, exact tokens, log-probs, and who made them.",
     )
@@ -500,9 +466,7 @@ def upgrade() -> None:
         sa.Column("turn_id", sa.Text(), nullable=False, comment="The turn to evaluate."),
         sa.Column("signal", sa.Text(), nullable=False, comment="reward, hint or teacher."),
         sa.Column("state", sa.Text(), nullable=False, comment="waiting, open, claimed, done or failed."),
-        sa.Column(
-            "attempts", sa.Integer(), server_default="0", nullable=False, comment="Times it was claimed."
-        ),
+        sa.Column("attempts", sa.Integer(), server_default="0", nullable=False, comment="Times it was claimed."),
         sa.Column("worker", sa.Text(), nullable=True, comment="Who holds the claim."),
         sa.Column(
             "lease_until",
@@ -517,9 +481,7 @@ def upgrade() -> None:
             comment="Not before this time (backoff after a fault); NULL: at once.",
         ),
         sa.Column("reason", sa.Text(), nullable=True, comment="The last fault, or why it failed."),
-        sa.Column(
-            "finished_at", sa.DateTime(timezone=True), nullable=True, comment="When it became done or failed."
-        ),
+        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True, comment="When it became done or failed."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -548,9 +510,7 @@ def upgrade() -> None:
         "hints",
         sa.Column("run", sa.Text(), nullable=False, comment="Its run."),
         sa.Column("turn_id", sa.Text(), nullable=False, comment="Its turn."),
-        sa.Column(
-            "status", sa.Text(), nullable=False, comment="accepted, none (nothing to learn from) or failed."
-        ),
+        sa.Column("status", sa.Text(), nullable=False, comment="accepted, none (nothing to learn from) or failed."),
         sa.Column("text", sa.Text(), nullable=True, comment="The chosen hint; NULL unless accepted."),
         sa.Column("annotator_kind", sa.Text(), nullable=True, comment="LLM or CODE; NULL where failed."),
         sa.Column("votes_valid", sa.Integer(), nullable=False, comment="Valid votes."),
@@ -563,9 +523,7 @@ def upgrade() -> None:
             nullable=False,
             comment="When this row was inserted (database clock).",
         ),
-        sa.CheckConstraint(
-            "(status = 'accepted') = (text IS NOT NULL)", name=op.f("ck_hints_accepted_has_text")
-        ),
+        sa.CheckConstraint("(status = 'accepted') = (text IS NOT NULL)", name=op.f("ck_hints_accepted_has_text")),
         sa.CheckConstraint("status IN ('accepted', 'none', 'failed')", name=op.f("ck_hints_status")),
         sa.ForeignKeyConstraint(["run"], ["runs.run"], name=op.f("fk_hints_run_runs")),
         sa.ForeignKeyConstraint(["turn_id"], ["turns.turn_id"], name=op.f("fk_hints_turn_id_turns")),
@@ -575,9 +533,7 @@ def upgrade() -> None:
     op.create_index("ix_hints_turn_id", "hints", ["turn_id"], unique=False)
     op.create_table(
         "micro_batches",
-        sa.Column(
-            "micro_batch_id", sa.Text(), nullable=False, comment="Deterministic id of (run, seq, digest)."
-        ),
+        sa.Column("micro_batch_id", sa.Text(), nullable=False, comment="Deterministic id of (run, seq, digest)."),
         sa.Column("run", sa.Text(), nullable=False, comment="Its run."),
         sa.Column("policy", sa.Text(), nullable=False, comment="Policy that it trains."),
         sa.Column(
@@ -595,9 +551,7 @@ def upgrade() -> None:
         ),
         sa.Column("size", sa.Integer(), nullable=False, comment="Number of samples."),
         sa.Column("state", sa.Text(), nullable=False, comment="published, then consumed."),
-        sa.Column(
-            "consumed_at", sa.DateTime(timezone=True), nullable=True, comment="When the learner committed it."
-        ),
+        sa.Column("consumed_at", sa.DateTime(timezone=True), nullable=True, comment="When the learner committed it."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -622,9 +576,7 @@ def upgrade() -> None:
             nullable=True,
             comment="+1, 0 or -1; NULL where abstained or failed, never 0 instead.",
         ),
-        sa.Column(
-            "annotator_kind", sa.Text(), nullable=True, comment="LLM, CODE or HUMAN; NULL where failed."
-        ),
+        sa.Column("annotator_kind", sa.Text(), nullable=True, comment="LLM, CODE or HUMAN; NULL where failed."),
         sa.Column("votes_valid", sa.Integer(), nullable=False, comment="Valid votes."),
         sa.Column("votes_total", sa.Integer(), nullable=False, comment="Votes asked for."),
         sa.Column("explanation", sa.Text(), nullable=True, comment="Why, in words."),
@@ -638,12 +590,8 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "(status IN ('scored', 'tie')) = (value IS NOT NULL)", name=op.f("ck_rewards_null_is_not_zero")
         ),
-        sa.CheckConstraint(
-            "annotator_kind IN ('LLM', 'CODE', 'HUMAN')", name=op.f("ck_rewards_annotator_kind")
-        ),
-        sa.CheckConstraint(
-            "status IN ('scored', 'tie', 'abstained', 'failed')", name=op.f("ck_rewards_status")
-        ),
+        sa.CheckConstraint("annotator_kind IN ('LLM', 'CODE', 'HUMAN')", name=op.f("ck_rewards_annotator_kind")),
+        sa.CheckConstraint("status IN ('scored', 'tie', 'abstained', 'failed')", name=op.f("ck_rewards_status")),
         sa.ForeignKeyConstraint(["run"], ["runs.run"], name=op.f("fk_rewards_run_runs")),
         sa.ForeignKeyConstraint(["turn_id"], ["turns.turn_id"], name=op.f("fk_rewards_turn_id_turns")),
         sa.PrimaryKeyConstraint("run", "turn_id", name=op.f("pk_rewards")),
@@ -657,9 +605,7 @@ def upgrade() -> None:
         sa.Column("turn_id", sa.Text(), nullable=False, comment="Its turn."),
         sa.Column("session_id", sa.Text(), nullable=False, comment="Its session."),
         sa.Column("state", sa.Text(), nullable=False, comment="pending, ready, batched, trained or dropped."),
-        sa.Column(
-            "drop_reason", sa.Text(), nullable=True, comment="Why it was dropped: one of a closed list."
-        ),
+        sa.Column("drop_reason", sa.Text(), nullable=True, comment="Why it was dropped: one of a closed list."),
         sa.Column("drop_detail", sa.Text(), nullable=True, comment="The same in words, with numbers."),
         sa.Column(
             "linked",
@@ -736,13 +682,9 @@ def upgrade() -> None:
             nullable=False,
             comment="int32: the prompt with the hint in it.",
         ),
-        sa.Column(
-            "logprobs", sa.LargeBinary(), nullable=False, comment="float32, one for each response token."
-        ),
+        sa.Column("logprobs", sa.LargeBinary(), nullable=False, comment="float32, one for each response token."),
         sa.Column("top_k", sa.Integer(), nullable=False, comment="Alternatives a token."),
-        sa.Column(
-            "topk_ids", sa.LargeBinary(), nullable=False, comment="int32 [response_tokens, top_k], row-major."
-        ),
+        sa.Column("topk_ids", sa.LargeBinary(), nullable=False, comment="int32 [response_tokens, top_k], row-major."),
         sa.Column(
             "topk_logprobs",
             sa.LargeBinary(),
@@ -783,9 +725,7 @@ def upgrade() -> None:
             nullable=False,
             comment="valid, invalid (no declared answer) or error (no answer).",
         ),
-        sa.Column(
-            "score", sa.SmallInteger(), nullable=True, comment="+1, 0 or -1 of a valid vote; NULL otherwise."
-        ),
+        sa.Column("score", sa.SmallInteger(), nullable=True, comment="+1, 0 or -1 of a valid vote; NULL otherwise."),
         sa.Column(
             "explanation",
             sa.Text(),
@@ -813,9 +753,7 @@ def upgrade() -> None:
             comment="When this row was inserted (database clock).",
         ),
         sa.CheckConstraint("(status = 'valid') = (score IS NOT NULL)", name=op.f("ck_votes_valid_has_score")),
-        sa.CheckConstraint(
-            "annotator_kind IN ('LLM', 'CODE', 'HUMAN')", name=op.f("ck_votes_annotator_kind")
-        ),
+        sa.CheckConstraint("annotator_kind IN ('LLM', 'CODE', 'HUMAN')", name=op.f("ck_votes_annotator_kind")),
         sa.CheckConstraint("signal IN ('reward', 'hint')", name=op.f("ck_votes_signal")),
         sa.CheckConstraint("status IN ('valid', 'invalid', 'error')", name=op.f("ck_votes_status")),
         sa.ForeignKeyConstraint(["run"], ["runs.run"], name=op.f("fk_votes_run_runs")),
@@ -827,9 +765,7 @@ def upgrade() -> None:
     op.create_table(
         "training_steps",
         sa.Column("run", sa.Text(), nullable=False, comment="Its run."),
-        sa.Column(
-            "step", sa.Integer(), nullable=False, comment="Counts the run's consumed micro-batches, from 1."
-        ),
+        sa.Column("step", sa.Integer(), nullable=False, comment="Counts the run's consumed micro-batches, from 1."),
         sa.Column("micro_batch_id", sa.Text(), nullable=False, comment="The micro-batch: consumed once."),
         sa.Column("policy", sa.Text(), nullable=False, comment="Policy."),
         sa.Column(
@@ -850,9 +786,7 @@ def upgrade() -> None:
             nullable=False,
             comment="Loss, clip fraction, ratio percentiles, KL, ... NaN is absent.",
         ),
-        sa.Column(
-            "samples_trained", sa.Integer(), nullable=False, comment="Samples that carried a gradient."
-        ),
+        sa.Column("samples_trained", sa.Integer(), nullable=False, comment="Samples that carried a gradient."),
         sa.Column("samples_dropped", sa.Integer(), nullable=False, comment="Samples dropped at use (stale)."),
         sa.Column("tokens", sa.Integer(), nullable=False, comment="Response tokens trained."),
         sa.Column("seconds", sa.Double(), nullable=False, comment="Wall time of the step."),
@@ -897,9 +831,7 @@ def upgrade() -> None:
             nullable=False,
             comment="SHA-256 and size of each file, and the lineage.",
         ),
-        sa.Column(
-            "manifest_sha256", sa.Text(), nullable=False, comment="SHA-256 of the manifest's canonical JSON."
-        ),
+        sa.Column("manifest_sha256", sa.Text(), nullable=False, comment="SHA-256 of the manifest's canonical JSON."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),

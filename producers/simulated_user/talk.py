@@ -107,9 +107,7 @@ async def _post(
         return plain["choices"][0]["message"]["content"] or "", response.headers.get("X-Turn-Id", "")
 
 
-async def talk(
-    config: UserConfig, prefix: str, stop: asyncio.Event, on_answer: Callable[[Answered], None]
-) -> None:
+async def talk(config: UserConfig, prefix: str, stop: asyncio.Event, on_answer: Callable[[Answered], None]) -> None:
     """Ask training questions and react to each answer, `concurrency` sessions at once, until `stop` is set."""
     questions, seeds = QuestionStream(config.seed), random.Random(config.seed)
     count = 0
@@ -135,9 +133,7 @@ async def talk(
             group.create_task(one_after_another(http))
 
 
-async def survey(
-    config: UserConfig, prefix: str, questions: Sequence[str], *, temperature: float
-) -> list[Answered]:
+async def survey(config: UserConfig, prefix: str, questions: Sequence[str], *, temperature: float) -> list[Answered]:
     """Ask each of `questions` once as a side turn (recorded, never trained), in order, with fixed seeds."""
     limit = asyncio.Semaphore(config.concurrency)
 

@@ -16,8 +16,11 @@ Opinion = Literal["liked", "too_long", "too_short", "unfinished", "off_topic"]
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 _FINISHED = re.compile(r"[.!?][\"')\]]*$")
 _COMMON = frozenset(
-    "what why where how when who which does do is are was can could should would will find make have with that this "
-    "the and for from into about important eat".split()
+    (
+        *("what", "why", "where", "how", "when", "who", "which", "does", "are", "was", "can", "could", "should"),
+        *("would", "will", "find", "make", "have", "with", "that", "this", "the", "and", "for", "from", "into"),
+        *("about", "important", "eat"),
+    )
 )
 _STEM = 4
 """Letters that two words must share from their start to count as the same subject: bake, baking; bread, breads."""

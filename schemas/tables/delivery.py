@@ -10,9 +10,7 @@ from schemas.tables.base import created_at, metadata, timestamp
 outbox = Table(
     "outbox",
     metadata,
-    Column(
-        "outbox_id", BigInteger, Identity(always=True), primary_key=True, comment="Order of sending a topic."
-    ),
+    Column("outbox_id", BigInteger, Identity(always=True), primary_key=True, comment="Order of sending a topic."),
     Column("topic", Text, nullable=False, comment="Where it goes."),
     Column("message_id", Text, nullable=False, comment="ce_id: readers drop repeats by it."),
     Column("message_type", Text, nullable=False, comment="ce_type."),
@@ -38,8 +36,6 @@ dead_letters = Table(
     Column("error_class", Text, nullable=False, comment="Class of the fault."),
     Column("error_message", Text, nullable=False, comment="What was wrong."),
     created_at(),
-    Index(
-        "uq_dead_letters_topic_partition_record_offset", "topic", "partition", "record_offset", unique=True
-    ),
+    Index("uq_dead_letters_topic_partition_record_offset", "topic", "partition", "record_offset", unique=True),
     comment="Records that could not be recorded, with everything needed to mend and replay them.",
 )

@@ -26,9 +26,7 @@ events = Table(
     Column("event_id", Text, nullable=False, comment="ce_id: unique within its source."),
     Column("type", Text, nullable=False, comment="Event type with its version."),
     Column("session_id", Text, nullable=False, comment="The event's key."),
-    Column(
-        "content_digest", Text, nullable=False, comment="SHA-256 of the data; tells a repeat from a conflict."
-    ),
+    Column("content_digest", Text, nullable=False, comment="SHA-256 of the data; tells a repeat from a conflict."),
     Column("topic", Text, nullable=False, comment="Topic of the first delivery."),
     Column("partition", Integer, nullable=False, comment="Partition of the first delivery."),
     Column("record_offset", BigInteger, nullable=False, comment="Offset of the first delivery."),
@@ -54,21 +52,15 @@ turns = Table(
     metadata,
     Column("turn_id", Text, primary_key=True, comment="Deterministic id of the turn."),
     Column("session_id", Text, nullable=False, comment="Its session."),
-    Column(
-        "parent_turn_id", Text, comment="The turn that this one follows; NULL for a root. May arrive later."
-    ),
+    Column("parent_turn_id", Text, comment="The turn that this one follows; NULL for a root. May arrive later."),
     Column("ordinal", Integer, nullable=False, comment="Place in its branch, from 0."),
     Column("kind", Text, nullable=False, comment="main, or side (recorded, not trained)."),
     Column("messages", JSONB, nullable=False, comment="The request's messages as sent."),
     Column("tools", JSONB, nullable=False, comment="The request's tools as sent."),
-    Column(
-        "response", JSONB, nullable=False, comment="content, reasoning and tool_calls with raw arguments."
-    ),
+    Column("response", JSONB, nullable=False, comment="content, reasoning and tool_calls with raw arguments."),
     Column("finish_reason", Text, nullable=False, comment="stop, length, tool_calls, aborted or error."),
     Column("policy", Text, nullable=False, comment="Name of the policy that answered."),
-    Column(
-        "version_spans", JSONB, nullable=False, comment="[{version, start, end}] over the response tokens."
-    ),
+    Column("version_spans", JSONB, nullable=False, comment="[{version, start, end}] over the response tokens."),
     Column("oldest_version", Integer, comment="Lowest weight version in the spans; NULL where unknown."),
     Column("newest_version", Integer, comment="Highest weight version in the spans; NULL where unknown."),
     Column("sampling", JSONB, nullable=False, comment="Sampling parameters of the request."),

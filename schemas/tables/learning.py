@@ -43,9 +43,7 @@ weight_versions = Table(
     Column("version", Integer, nullable=False, comment="0 is the base model."),
     Column("parent_version", Integer, comment="The version that it was trained from; NULL for 0."),
     Column("run", Text, ForeignKey("runs.run"), comment="Run that made it; NULL for 0."),
-    Column(
-        "micro_batch_id", Text, ForeignKey("micro_batches.micro_batch_id"), comment="What it learned from."
-    ),
+    Column("micro_batch_id", Text, ForeignKey("micro_batches.micro_batch_id"), comment="What it learned from."),
     Column("recipe_digest", Text, comment="Recipe that made it; NULL for 0."),
     Column("path", Text, nullable=False, comment="Directory in HuggingFace layout."),
     Column("manifest", JSONB, nullable=False, comment="SHA-256 and size of each file, and the lineage."),

@@ -36,9 +36,7 @@ votes = Table(
     Column("vote", Integer, nullable=False, comment="Number of the vote, from 0."),
     Column("annotator_kind", Text, nullable=False, comment="LLM, CODE or HUMAN."),
     Column("annotator", Text, nullable=False, comment="Model, rule or person."),
-    Column(
-        "status", Text, nullable=False, comment="valid, invalid (no declared answer) or error (no answer)."
-    ),
+    Column("status", Text, nullable=False, comment="valid, invalid (no declared answer) or error (no answer)."),
     Column("score", SmallInteger, comment="+1, 0 or -1 of a valid vote; NULL otherwise."),
     Column("explanation", Text, comment="The hint of a hint vote, or why the vote fell so."),
     Column("raw", Text, comment="The judge's text as it came."),
@@ -96,18 +94,12 @@ teacher_scores = Table(
     metadata,
     *_run_and_turn(),
     Column("teacher", Text, nullable=False, comment="Model name of the teacher."),
-    Column(
-        "teacher_version", Integer, comment="Weight version that scored; NULL where the server did not say."
-    ),
-    Column(
-        "hinted_prompt_ids", LargeBinary, nullable=False, comment="int32: the prompt with the hint in it."
-    ),
+    Column("teacher_version", Integer, comment="Weight version that scored; NULL where the server did not say."),
+    Column("hinted_prompt_ids", LargeBinary, nullable=False, comment="int32: the prompt with the hint in it."),
     Column("logprobs", LargeBinary, nullable=False, comment="float32, one for each response token."),
     Column("top_k", Integer, nullable=False, comment="Alternatives a token."),
     Column("topk_ids", LargeBinary, nullable=False, comment="int32 [response_tokens, top_k], row-major."),
-    Column(
-        "topk_logprobs", LargeBinary, nullable=False, comment="float32 [response_tokens, top_k], row-major."
-    ),
+    Column("topk_logprobs", LargeBinary, nullable=False, comment="float32 [response_tokens, top_k], row-major."),
     Column(
         "mean_gain",
         Double,

@@ -45,14 +45,10 @@ samples = Table(
     Column("drop_reason", Text, comment="Why it was dropped: one of a closed list."),
     Column("drop_detail", Text, comment="The same in words, with numbers."),
     Column("linked", Boolean, nullable=False, server_default="false", comment="Its evaluations were opened."),
-    Column(
-        "content_digest", Text, comment="SHA-256 of what is trained: ids, log-probs, reward, teacher scores."
-    ),
+    Column("content_digest", Text, comment="SHA-256 of what is trained: ids, log-probs, reward, teacher scores."),
     Column("micro_batch_id", Text, comment="The micro-batch that holds it."),
     Column("position", Integer, comment="Place in its micro-batch, from 0."),
-    Column(
-        "staleness", Integer, comment="Weight versions between its oldest token and the weights that used it."
-    ),
+    Column("staleness", Integer, comment="Weight versions between its oldest token and the weights that used it."),
     timestamp("ready_at", "When its last evaluation became final."),
     timestamp("updated_at", "Last change of state."),
     created_at(),
@@ -63,9 +59,7 @@ samples = Table(
     one_of("state", SAMPLE_STATES),
     one_of("drop_reason", DROP_REASONS),
     CheckConstraint("(state = 'dropped') = (drop_reason IS NOT NULL)", name="dropped_has_reason"),
-    CheckConstraint(
-        "state NOT IN ('batched', 'trained') OR micro_batch_id IS NOT NULL", name="batched_has_batch"
-    ),
+    CheckConstraint("state NOT IN ('batched', 'trained') OR micro_batch_id IS NOT NULL", name="batched_has_batch"),
     comment="What a run makes of a turn: one row a (run, turn), the ledger's unit.",
 )
 

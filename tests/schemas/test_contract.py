@@ -65,10 +65,7 @@ def test_state_tables_are_closed() -> None:
 def test_ids_depend_on_their_parts_and_nothing_else() -> None:
     assert digests.content_id("turn", "ab", "c") != digests.content_id("turn", "a", "bc")
     assert digests.content_id("turn", "a", None) != digests.content_id("turn", "a", "None")
-    assert (
-        digests.turn_id("tau", "s1", 3, "main")
-        == "turn_" + digests.digest_of(["turn", "tau", "s1", 3, "main"])[:32]
-    )
+    assert digests.turn_id("tau", "s1", 3, "main") == "turn_" + digests.digest_of(["turn", "tau", "s1", 3, "main"])[:32]
 
 
 def test_arrays_round_trip_and_refuse_overflow() -> None:
@@ -99,9 +96,7 @@ def test_presets_work_and_differ() -> None:
         ({"optimizer": {"lr": "fast"}}, "Expected `float`"),
     ],
 )
-def test_a_recipe_that_cannot_work_is_refused_with_its_reason(
-    overrides: dict[str, object], match: str
-) -> None:
+def test_a_recipe_that_cannot_work_is_refused_with_its_reason(overrides: dict[str, object], match: str) -> None:
     with pytest.raises(InvalidRecipe, match=match):
         recipe_named("combine", overrides)
 

@@ -47,9 +47,7 @@ def event(data: TurnRecorded | NextStateObserved, **more: object) -> Event:
 
 
 def test_headers_are_cloudevents_in_binary_mode() -> None:
-    record = encode(
-        event(turn(), time="2026-11-01T10:00:00Z", causation_id="c", recorded_time="2026-11-01T10:00:01Z")
-    )
+    record = encode(event(turn(), time="2026-11-01T10:00:00Z", causation_id="c", recorded_time="2026-11-01T10:00:01Z"))
     headers = dict(record.headers)
     assert headers == {
         "content-type": b"application/json",

@@ -1,0 +1,1 @@
+"""What writes the log: the gateway, importers, and simulated users."""
