@@ -8,7 +8,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, text
 
-from schemas import arrays, digests, json_schemas, states
+from schemas import arrays, digests, json_schemas, states, table_docs
 from schemas.events import EVENT_TYPES
 from schemas.messages import MESSAGE_TYPES
 from schemas.recipes import PRESETS, InvalidRecipe, recipe_named
@@ -113,3 +113,9 @@ def test_micro_batches_have_one_partition_and_facts_are_kept() -> None:
     assert specs["agent-events"].partitions == 12
     assert specs["agent-events"].config["retention.ms"] == "-1"
     assert specs["weights"].config["cleanup.policy"] == "compact"
+
+
+def test_the_page_of_tables_is_current() -> None:
+    assert table_docs.FILE.read_text() == table_docs.render(), "run: python -m schemas.table_docs"
+    shown = {name for names in table_docs._ROOMS.values() for name in names}
+    assert shown == set(metadata.tables)
