@@ -27,11 +27,17 @@ class Resolved:
 
     @property
     def database_url(self) -> str:
-        """postgresql://user:password@host:port/name, for psycopg. Not for printing."""
+        """postgresql+psycopg://user:password@host:port/name, as SQLAlchemy takes it. Not for printing."""
         given = self.settings.database.url
-        if given is not None:
-            return given.get_secret_value()
-        return _first(None, self.stack.endpoints().database_url, "Postgres", "HINDSTREAM_DATABASE__URL")
+        url = (
+            given.get_secret_value()
+            if given is not None
+            else _first(None, self.stack.endpoints().database_url, "Postgres", "HINDSTREAM_DATABASE__URL")
+        )
+        scheme, separator, rest = url.partition("://")
+        if not separator or scheme not in ("postgres", "postgresql", "postgresql+psycopg"):
+            raise UserError(f"database.url must start with postgresql://, not {scheme.split(':')[0]!r}")
+        return f"postgresql+psycopg://{rest}"
 
     @property
     def policy_url(self) -> str:

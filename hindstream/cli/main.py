@@ -33,7 +33,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "learner": ("hindstream.cli.learner", "Turn micro-batches into weight versions.", "app"),
     "weights": ("hindstream.cli.weights", "List, verify and serve weight versions.", "app"),
     "sql": ("hindstream.cli.sql", "Ask the database a question and print the rows.", "sql"),
-    "dashboard": ("hindstream.cli.dashboard", "Watch a run: turns, signals, micro-batches, weights.", "dashboard"),
+    "dashboard": (
+        "hindstream.cli.dashboard",
+        "Watch a run: turns, signals, micro-batches, weights.",
+        "dashboard",
+    ),
     "demo": ("hindstream.cli.demo", "Watch a small model learn from conversations.", "demo"),
 }
 

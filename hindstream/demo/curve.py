@@ -20,9 +20,7 @@ def terminal_curve(points: Sequence[VersionReward]) -> str:
     for level in range(_HEIGHT, 0, -1):
         cells = "".join("  ● " if round(p.liked * _HEIGHT) == level else "    " for p in points)
         rows.append(f"{100 * level / _HEIGHT:5.0f} % │{cells}".rstrip())
-    rows.append(
-        "    0 % │" + "".join("  ● " if round(p.liked * _HEIGHT) == 0 else "    " for p in points).rstrip()
-    )
+    rows.append("    0 % │" + "".join("  ● " if round(p.liked * _HEIGHT) == 0 else "    " for p in points).rstrip())
     rows.append("        └" + "─" * (4 * len(points)))
     rows.append("version  " + "".join(f"{p.version:3d} " for p in points).rstrip())
     return "\n".join(rows)
@@ -41,9 +39,7 @@ def save_curve(
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    axes.plot(
-        [p.version for p in points], [p.liked for p in points], marker="o", label="turns while learning"
-    )
+    axes.plot([p.version for p in points], [p.liked for p in points], marker="o", label="turns while learning")
     for version, (liked, asked), label in (
         (0, before, "held out, before"),
         (final, after, "held out, after"),

@@ -20,7 +20,7 @@ from hindstream.demo.recipe import demo_recipe
 from hindstream.demo.report import Outcome
 from hindstream.demo.services import Services, pipeline_services
 from hindstream.errors import UserError
-from hindstream.stack.ports import free_port
+from hindstream.stack.ports import choose
 from learner.drift import Drift, measure_drift
 from producers.simulated_user.questions import HELD_OUT_QUESTIONS
 from producers.simulated_user.talk import Answered, UserConfig, survey, talk
@@ -72,7 +72,7 @@ def run_demo(plan: DemoPlan, stack: DemoStack, console: Console) -> Outcome:
     recipe_file = stack.work_dir / f"{plan.run}.recipe.json"
     recipe_file.parent.mkdir(parents=True, exist_ok=True)
     recipe_file.write_bytes(msgspec.json.format(msgspec.json.encode(recipe)))
-    port = free_port()
+    port = choose()
     services = Services(
         stack.work_dir / "logs" / plan.run,
         stack.environment
@@ -108,14 +108,10 @@ async def _demo(
     await _learn(plan, services, engine, user, console)
     learning_seconds = time.monotonic() - learning_started
     final = _figures(engine, plan.run).newest_version
-    await _until(
-        lambda: _serving(engine, plan.run) == final, services, _SETTLE_S, f"version {final} is not served"
-    )
+    await _until(lambda: _serving(engine, plan.run) == final, services, _SETTLE_S, f"version {final} is not served")
     console.print(f"asking the same {len(questions)} questions of version {final} …")
     after = await survey(user, f"{plan.run}-after", questions, temperature=0.7)
-    await _until(
-        lambda: _quiet(engine, plan.run, after[-1].turn_id), services, _SETTLE_S, "turns are not recorded"
-    )
+    await _until(lambda: _quiet(engine, plan.run, after[-1].turn_id), services, _SETTLE_S, "turns are not recorded")
     with engine.connect() as connection:
         figures = read_figures(connection, plan.run)
         rewards = read_rewards_by_version(connection, plan.run)
@@ -134,9 +130,7 @@ async def _demo(
     )
 
 
-async def _learn(
-    plan: DemoPlan, services: Services, engine: Engine, user: UserConfig, console: Console
-) -> None:
+async def _learn(plan: DemoPlan, services: Services, engine: Engine, user: UserConfig, console: Console) -> None:
     stop = asyncio.Event()
     talking = asyncio.create_task(talk(user, f"{plan.run}-talk", stop, lambda _: None))
     deadline = time.monotonic() + plan.time_limit_s
@@ -209,9 +203,7 @@ def _serving(engine: Engine, policy: str) -> int | None:
 def _quiet(engine: Engine, run: str, last_turn: str) -> bool:
     """The last survey turn is recorded and no finished turn waits for a signal that is on its way."""
     with engine.connect() as connection:
-        recorded = connection.execute(
-            select(turns.c.turn_id).where(turns.c.turn_id == last_turn)
-        ).one_or_none()
+        recorded = connection.execute(select(turns.c.turn_id).where(turns.c.turn_id == last_turn)).one_or_none()
         return recorded is not None and read_figures(connection, run).balance == 0
 
 

@@ -47,9 +47,7 @@ class Outcome:
     @property
     def p_value(self) -> float:
         """McNemar's exact p over the same questions before and after."""
-        return mcnemar_p(
-            [a.opinion == "liked" for a in self.before], [a.opinion == "liked" for a in self.after]
-        )
+        return mcnemar_p([a.opinion == "liked" for a in self.before], [a.opinion == "liked" for a in self.after])
 
 
 def save_json(path: Path, outcome: Outcome) -> None:

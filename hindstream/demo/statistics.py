@@ -30,5 +30,5 @@ def mcnemar_p(before: Sequence[bool], after: Sequence[bool]) -> float:
     changed = gained + lost
     if changed == 0:
         return 1.0
-    tail = sum(math.comb(changed, k) for k in range(min(gained, lost) + 1)) / 2**changed
+    tail: float = sum(math.comb(changed, k) for k in range(min(gained, lost) + 1)) / 2**changed
     return min(1.0, 2 * tail)
