@@ -18,7 +18,7 @@ import msgspec
 from schemas.claim_check import BlobMissing, BlobStore
 from schemas.digests import canonical_json, digest_of
 from schemas.events import EVENT_TYPES, TYPE_OF, EventData
-from schemas.text import raw_of, sanitise
+from schemas.text import from_raw, raw_of, sanitise
 from schemas.topics import MAX_EVENT_BYTES
 
 SPEC_VERSION = "1.0"
@@ -59,8 +59,15 @@ class Event:
         return self.data.session_id
 
     def content_digest(self) -> str:
-        """Digest of the data alone: what must be equal when the same id arrives twice."""
-        return digest_of(data_to_dict(self.data, self.unknown))
+        """Digest of the data alone: what must be equal when the same id arrives twice.
+
+        `origin` is left out, in `raw` too: the same log imported under another file name says the same.
+        """
+        plain = data_to_dict(self.data, self.unknown)
+        plain.pop("origin", None)
+        if self.data.raw is not None:
+            plain["raw"] = _without_origin(self.data.raw)
+        return digest_of(plain)
 
 
 @dataclass(frozen=True)
@@ -177,6 +184,16 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]], blobs: Blo
         causation_id=attributes.get("causationid"),
         unknown=unknown,
     )
+
+
+def _without_origin(raw: str) -> str:
+    try:
+        original = from_raw(raw)
+    except ValueError:  # not ours to read: another producer filled it, and it still tells one event from another
+        return raw
+    if isinstance(original, dict):
+        original.pop("origin", None)
+    return raw_of(original)
 
 
 def _attribute_headers(event: Event) -> Headers:
