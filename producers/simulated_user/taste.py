@@ -22,9 +22,6 @@ _COMMON = frozenset(
         *("about", "important", "eat"),
     )
 )
-_STEM = 4
-"""Letters that two words must share from their start to count as the same subject: bake, baking; bread, breads."""
-
 REACTIONS: dict[Opinion, str] = {
     "liked": "Thanks, that is just what I needed.",
     "too_long": "That is too long for me. Answer in one short sentence of at most twenty words.",
@@ -46,9 +43,15 @@ def words(text: str) -> list[str]:
 
 
 def on_topic(question: str, answer: str) -> bool:
-    """Whether the answer names the question's subject: one content word of it, by its first letters."""
-    stems = {word[:_STEM] for word in words(question) if len(word) >= 3 and word not in _COMMON}
-    return any(word[:_STEM] in stems for word in words(answer))
+    """Whether the answer names the question's subject: one content word of it, in whatever form."""
+    subjects = [word for word in words(question) if len(word) >= 3 and word not in _COMMON]
+    return any(_same_stem(subject, word) for word in words(answer) for subject in subjects)
+
+
+def _same_stem(one: str, other: str) -> bool:
+    """Equal first letters: three of a short word (bake, baking; bee, bees), four of a longer one."""
+    letters = min(4, max(3, min(len(one), len(other)) - 1))
+    return len(one) >= 3 and len(other) >= 3 and one[:letters] == other[:letters]
 
 
 def opinion(question: str, answer: str) -> Opinion:
