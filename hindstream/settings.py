@@ -203,6 +203,11 @@ class Settings(BaseSettings):
         """Where weight versions lie, absolute."""
         return (self.learner.weights_dir or self.home_dir / "weights").expanduser().resolve()
 
+    @property
+    def blobs_dir(self) -> Path:
+        """Where event values over 1 MiB lie, absolute. Every process that reads the log must see it."""
+        return self.home_dir / "blobs"
+
 
 def load_settings() -> Settings:
     """The settings in force.

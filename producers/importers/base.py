@@ -26,7 +26,7 @@ from schemas.events import (
     SessionClosed,
     TurnRecorded,
 )
-from schemas.text import sanitise
+from schemas.text import sanitise, sanitise_text
 
 UNKNOWN_POLICY = "unknown"
 """The policy's name where the file does not say which model answered."""
@@ -85,7 +85,8 @@ class SessionDraft:
     def __init__(self, *, source: str, session_id: str, format_name: str, file: str) -> None:
         self.source = source
         self.session_id = session_id
-        self._origin = (format_name, file)
+        # A file name that is not UTF-8 would make every event of the file a sanitised one.
+        self._origin = (format_name, sanitise_text(file))
         self._turns: list[TurnRecorded] = []
         self._next_states: list[list[NextStateObserved]] = []
 
