@@ -18,8 +18,8 @@ from hindstream.dashboard.figures import Figures, read_figures, read_rewards_by_
 from hindstream.dashboard.screen import figures_table
 from hindstream.demo.recipe import demo_recipe
 from hindstream.demo.report import Outcome
-from hindstream.demo.services import Services, pipeline_services
 from hindstream.errors import UserError
+from hindstream.services import Services, pipeline_services
 from hindstream.stack.ports import choose
 from learner.drift import Drift, measure_drift
 from producers.simulated_user.questions import HELD_OUT_QUESTIONS

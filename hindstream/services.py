@@ -63,6 +63,20 @@ class Services:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def finish(self, name: str, seconds: float) -> None:
+        """Wait until a service ends by itself.
+
+        Raises:
+            UserError: it ended with an error, or not in time.
+        """
+        try:
+            code = self._running[name].wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{name} has not ended after {seconds:.0f} s:\n{self.tail(name)}") from None
+        del self._running[name]
+        if code != 0:
+            raise UserError(f"{name} ended with code {code}:\n{self.tail(name)}")
+
     def check(self) -> None:
         """Nothing to do while all run.
 
