@@ -246,6 +246,12 @@ def given_in_environment(path: tuple[str, ...]) -> str | None:
     return None
 
 
+def fallback_variable(path: tuple[str, ...]) -> str | None:
+    """The variable of other programs that a default is taken from, if it is set: JAVA_HOME, XDG_CACHE_HOME."""
+    variable = {("kafka", "java_home"): "JAVA_HOME", ("cache",): "XDG_CACHE_HOME"}.get(path)
+    return variable if variable and os.environ.get(variable) else None
+
+
 def _refuse_unknown(name: str) -> None:
     if not name.upper().startswith(PREFIX):
         return

@@ -152,6 +152,11 @@ def properties(port: int, controller: int, data: Path, partitions: int) -> str:
         # Three seconds by default, to wait for more members of a group that is just starting: here one is
         # all.
         "group.initial.rebalance.delay.ms": "0",
+        # After `kill -9` the controller keeps the broker's place for its dead self until that session runs out (9 s by
+        # default). Both are one process here, so a short session costs nothing but a fence of milliseconds after a
+        # stall of the whole machine.
+        "broker.session.timeout.ms": "3000",
+        "broker.heartbeat.interval.ms": "500",
         "message.max.bytes": str(MAX_MESSAGE_BYTES),
         "replica.fetch.max.bytes": str(MAX_MESSAGE_BYTES),
         # 128 MB by default, a quarter of our heap: 16 MB still deduplicates 700,000 keys in one pass.

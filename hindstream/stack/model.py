@@ -34,9 +34,10 @@ BEGIN_OF_TURN = "<|im_start|>"
 # SmolLM2 family writes them.
 TEMPLATE_CONTENT = "message['content'] + '<|im_end|>'"
 TEMPLATE_PATCH = (
-    "(message['content'] or '') }}{% for call in message['tool_calls'] or [] %}{{ '<tool_call>' + "
-    "({'name': call['function']['name'], 'arguments': call['function']['arguments']} | tojson) + '</tool_call>' }}"
-    "{% endfor %}{{ '<|im_end|>'"
+    "(message['content'] or '') }}{% for call in message['tool_calls'] or [] %}{% set called = call['function'] %}"
+    """{{ '<tool_call>{"name": ' + (called['name'] | tojson) + ', "arguments": ' }}"""
+    "{{ called['arguments'] if called['arguments'] is string else called['arguments'] | tojson }}"
+    "{{ '}</tool_call>' }}{% endfor %}{{ '<|im_end|>'"
 )
 
 
