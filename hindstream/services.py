@@ -37,7 +37,7 @@ class Services:
 
     def __init__(self, log_dir: Path, environment: dict[str, str]) -> None:
         self.log_dir = log_dir
-        self._environment = child_environment(OMP_WAIT_POLICY="PASSIVE", PYTHONUNBUFFERED="1", **environment)
+        self.environment = child_environment(OMP_WAIT_POLICY="PASSIVE", PYTHONUNBUFFERED="1", **environment)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, service: Service) -> None:
@@ -49,7 +49,7 @@ class Services:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env=self._environment,
+                env=self.environment,
                 start_new_session=True,
             )
 

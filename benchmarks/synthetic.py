@@ -1,0 +1,62 @@
+"""Synthetic conversations as the gateway would record them: one turn, a user's reply, the session's end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from producers.simulated_user.taste import REACTIONS
+from schemas.digests import next_state_id, turn_id
+from schemas.envelope import WireRecord, encode, new_event
+from schemas.events import (
+    NextStateObserved,
+    PolicyRef,
+    Response,
+    SessionClosed,
+    Tokens,
+    TurnRecorded,
+    VersionSpan,
+)
+
+_SOURCE = "hindstream/benchmark"
+_PROMPT_TOKENS = 40
+_RESPONSE_TOKENS = 60
+"""The sizes of the demo's turns."""
+
+EVENTS_PER_SESSION = 3
+
+
+def conversations(sessions: int) -> Iterator[WireRecord]:
+    """`EVENTS_PER_SESSION` records for each of `sessions` sessions, in order."""
+    for number in range(sessions):
+        session = f"bench-{number}"
+        turn = turn_id(_SOURCE, session, 0, "main")
+        reply = next_state_id(turn, "user_reply", 0)
+        answer = "word " * _RESPONSE_TOKENS
+        data = (
+            TurnRecorded(
+                session_id=session,
+                turn_id=turn,
+                ordinal=0,
+                messages=[{"role": "user", "content": "What is a rainbow?"}],
+                response=Response(content=answer),
+                finish_reason="stop",
+                policy=PolicyRef(name="policy", spans=[VersionSpan(version=0, start=0, end=_RESPONSE_TOKENS)]),
+                tokens=Tokens(
+                    source="engine",
+                    prompt_ids=list(range(100, 100 + _PROMPT_TOKENS)),
+                    response_ids=list(range(200, 200 + _RESPONSE_TOKENS)),
+                    response_logprobs=[-0.5 - i / 1024 for i in range(_RESPONSE_TOKENS)],
+                ),
+            ),
+            NextStateObserved(
+                next_state_id=reply,
+                session_id=session,
+                turn_id=turn,
+                kind="user_reply",
+                role="user",
+                content=REACTIONS["liked" if number % 2 else "too_long"],
+            ),
+            SessionClosed(session_id=session, turns=1, next_states=1),
+        )
+        for place, item in enumerate(data):
+            yield encode(new_event(item, id=f"{session}-{place}", source=_SOURCE))
