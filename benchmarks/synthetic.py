@@ -8,6 +8,7 @@ from producers.simulated_user.taste import REACTIONS
 from schemas.digests import next_state_id, turn_id
 from schemas.envelope import WireRecord, encode, new_event
 from schemas.events import (
+    EventData,
     NextStateObserved,
     PolicyRef,
     Response,
@@ -32,7 +33,7 @@ def conversations(sessions: int) -> Iterator[WireRecord]:
         turn = turn_id(_SOURCE, session, 0, "main")
         reply = next_state_id(turn, "user_reply", 0)
         answer = "word " * _RESPONSE_TOKENS
-        data = (
+        data: tuple[EventData, ...] = (
             TurnRecorded(
                 session_id=session,
                 turn_id=turn,
