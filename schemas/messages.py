@@ -1,4 +1,4 @@
-"""What travels on the topics that the pipeline itself writes: micro-batches, weights and signals."""
+"""What travels on the topics that the pipeline itself writes: micro-batches, weights, signals and dead letters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 MICRO_BATCH_PUBLISHED = "hindstream.micro_batch.published.v1"
 WEIGHTS_PUBLISHED = "hindstream.weights.published.v1"
 SIGNAL_FINAL = "hindstream.signal.final.v1"
+DEAD_LETTER_RECORDED = "hindstream.dead_letter.recorded.v1"
 
 
 class MicroBatchPublished(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,12 +55,30 @@ class SignalFinal(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
 
 
-Message = MicroBatchPublished | WeightsPublished | SignalFinal
+class DeadLetterRecorded(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that could not be recorded, with the fault. `key`, `value` and the headers' values are base64.
+
+    Where the record is so large that base64 would not fit into a message, `value` is null and `headers` empty; the
+    table `dead_letters` has both whole, under the same topic, partition and offset.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    error_class: str
+    error_message: str
+    key: str | None = None
+    headers: list[list[str]] = []
+    value: str | None = None
+
+
+Message = MicroBatchPublished | WeightsPublished | SignalFinal | DeadLetterRecorded
 
 MESSAGE_TYPES: dict[str, type[Message]] = {
     MICRO_BATCH_PUBLISHED: MicroBatchPublished,
     WEIGHTS_PUBLISHED: WeightsPublished,
     SIGNAL_FINAL: SignalFinal,
+    DEAD_LETTER_RECORDED: DeadLetterRecorded,
 }
 
 MESSAGE_TYPE_OF: dict[type[Message], str] = {struct: name for name, struct in MESSAGE_TYPES.items()}
