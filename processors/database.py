@@ -75,9 +75,11 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether the database refused the data itself, so that the same rows will never get in."""
+    """Whether the database, or the driver on its behalf, refused the data itself: the same rows will never get in."""
     state = sqlstate(error)
-    return state is not None and state[:2] in _REFUSED_CLASSES
+    if state is None:
+        return isinstance(error, DBAPIError) and isinstance(error.orig, psycopg.DataError)
+    return state[:2] in _REFUSED_CLASSES
 
 
 def sqlstate(error: BaseException) -> str | None:
