@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import shutil
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -84,6 +85,12 @@ class Stack:
             with concurrent.futures.ThreadPoolExecutor(max_workers=len(ALL)) as pool:
                 stops = {name: pool.submit(KINDS[name](context).down) for name in wanted}
             return [name for name, stop in stops.items() if stop.result()]
+
+    def remove(self) -> None:
+        """Stop everything and delete the home with all its data, also a database cluster that it only links to."""
+        self.down()
+        shutil.rmtree((self.home / Postgres.name).resolve(), ignore_errors=True)
+        shutil.rmtree(self.home, ignore_errors=True)
 
     def endpoints(self) -> Endpoints:
         """The addresses of what runs now."""

@@ -116,13 +116,13 @@ class Managed(abc.ABC):
     def down(self) -> bool:
         """Have it stopped, with everything that it started. False if nothing was running."""
         known = self.context.memory.state.services.get(self.name)
-        was_alive = known is not None and processes.is_alive(known.process)
+        ours = processes.members(known.process) if known else []
         if known:
             processes.stop(known.process, first=self.stop_signal, grace_s=self.stop_grace_s)
         left = processes.strays(self.directory.resolve(), self.program)
         processes.kill_all(left)
         self.context.memory.update(self._forget)
-        return was_alive or bool(left)
+        return bool(ours or left)
 
     def say(self, text: str) -> None:
         """One line to the person, under the service's name."""
