@@ -90,7 +90,7 @@ def postgres(session_stack: SessionStack) -> str:
 
 @pytest.fixture
 def database_url(postgres: str) -> Iterator[str]:
-    """postgresql:// address of an empty database of the test's own."""
+    """postgresql+psycopg:// address of an empty database of the test's own."""
     yield from _database(postgres, template=None)
 
 
@@ -107,7 +107,7 @@ def migrated_template(postgres: str) -> str:
 
 @pytest.fixture
 def migrated_database_url(postgres: str, migrated_template: str) -> Iterator[str]:
-    """postgresql:// address of a database of the test's own with every table, and no rows."""
+    """postgresql+psycopg:// address of a database of the test's own with every table, and no rows."""
     yield from _database(postgres, template=migrated_template)
 
 
@@ -166,4 +166,4 @@ def _administer(postgres: str, statement: sql.Composed) -> None:
 
 
 def _address(postgres: str, name: str) -> str:
-    return urlunsplit(urlsplit(postgres)._replace(path=f"/{name}"))
+    return urlunsplit(urlsplit(postgres)._replace(scheme="postgresql+psycopg", path=f"/{name}"))
