@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -22,11 +23,16 @@ from producers.importers import IMPORTERS, Importer
 from producers.importing import ImportFailed, ImportReport, import_file, survey_file
 from schemas.claim_check import DirectoryBlobStore
 from schemas.publish import AckedPublisher
+from schemas.topics import AGENT_EVENTS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 WIDE = 160
 """Columns where the output is no terminal: rich would fold file names at 80, and they are for copying."""
+
+CLIENT = "hindstream-import"
+BROKER_ANSWERS_S = 10.0
+"""A broker that is there answers in milliseconds; one that has just been started, in a few seconds."""
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="The files to import.")]
 DryRun = Annotated[
@@ -104,7 +110,8 @@ def _publish(importer: Importer, files: list[Path], surveys: list[ImportReport])
 def _publisher(settings: Settings) -> Iterator[AckedPublisher]:
     servers = resolve_endpoints(settings).bootstrap_servers
     try:
-        publisher = AckedPublisher(servers, client_id="hindstream-import")
+        _check_topic(servers)
+        publisher = AckedPublisher(servers, client_id=CLIENT)
     except KafkaError as err:
         raise UserError(
             f"no Kafka broker answers at {servers} ({err}); look at `hindstream status`, or set "
@@ -112,6 +119,18 @@ def _publisher(settings: Settings) -> Iterator[AckedPublisher]:
         ) from None
     with publisher:
         yield publisher
+
+
+def _check_topic(servers: str) -> None:
+    """A topic that is not there would show only as half a minute of waiting for metadata."""
+    admin = KafkaAdminClient(
+        bootstrap_servers=servers.split(","), client_id=CLIENT, bootstrap_timeout_ms=int(BROKER_ANSWERS_S * 1000)
+    )
+    try:
+        if AGENT_EVENTS not in admin.list_topics():
+            raise UserError(f"the broker at {servers} has no topic {AGENT_EVENTS}; run `hindstream topics create`")
+    finally:
+        admin.close()
 
 
 def _table(reports: list[ImportReport], title: str) -> Table:
