@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -145,10 +145,38 @@ def test_users_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "no broker: none runs here" in no_broker.output
 
 
+@pytest.fixture
+def broker_with_topic(broker: str) -> Iterator[str]:
+    """The shared broker with `agent-events`, which is left as it was found: not there, if it was not."""
+    spec = next(spec for spec in topic_specs() if spec.name == AGENT_EVENTS)
+    admin = KafkaAdminClient(bootstrap_servers=broker)
+    mine = spec.name not in admin.list_topics()
+    if mine:
+        admin.create_topics([NewTopic(spec.name, spec.partitions, 1)])
+    yield broker
+    if mine:
+        admin.delete_topics([spec.name])
+    admin.close()
+
+
+@pytest.mark.stack
+def test_a_broker_without_the_topic_is_told_at_once(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hindstream.cli.imports.AGENT_EVENTS", "no-such-topic")
+    monkeypatch.setenv("HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS", broker)
+    result = CliRunner().invoke(hindstream, ["import", "tau-bench", str(tau_file(tmp_path / "log.json", GOOD))])
+    assert result.exit_code == 2
+    assert "has no topic no-such-topic; run `hindstream topics create`" in result.output
+
+
 @pytest.mark.stack
 @needs_file
-def test_the_shared_file_on_a_real_broker(broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shared_file_on_a_real_broker(
+    broker_with_topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Through the command line, then the whole topic read back: what the file holds, once for each import."""
+    broker = broker_with_topic
     before = topic_records(broker)
     monkeypatch.setenv("HINDSTREAM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS", broker)
@@ -175,7 +203,6 @@ def test_the_shared_file_on_a_real_broker(broker: str, tmp_path: Path, monkeypat
 
 def test_an_address_where_no_broker_answers_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hindstream.cli.imports.BROKER_ANSWERS_S", 0.5)
-    monkeypatch.setenv("HINDSTREAM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")
     result = CliRunner().invoke(hindstream, ["import", "tau-bench", str(tau_file(tmp_path / "log.json", GOOD))])
     assert result.exit_code == 2
@@ -186,8 +213,7 @@ Record = tuple[int, int, bytes, list[tuple[str, bytes]]]
 
 
 def topic_records(bootstrap_servers: str) -> list[Record]:
-    """Everything on `agent-events`, which is made if it is not there."""
-    create_topic(bootstrap_servers)
+    """Everything on `agent-events`."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap_servers, enable_auto_commit=False)
     try:
         homes = [TopicPartition(AGENT_EVENTS, p) for p in sorted(consumer.partitions_for_topic(AGENT_EVENTS) or ())]
@@ -201,13 +227,3 @@ def topic_records(bootstrap_servers: str) -> list[Record]:
         return records
     finally:
         consumer.close()
-
-
-def create_topic(bootstrap_servers: str) -> None:
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers)
-    try:
-        if AGENT_EVENTS not in admin.list_topics():
-            spec = next(spec for spec in topic_specs() if spec.name == AGENT_EVENTS)
-            admin.create_topics([NewTopic(spec.name, spec.partitions, 1)])
-    finally:
-        admin.close()
