@@ -6,6 +6,7 @@ They live in a temporary home of their own, never in the developer's, and are st
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -46,12 +47,17 @@ class SessionStack:
 
 
 @pytest.fixture
-def tmp_path(tmp_path: Path) -> Path:
-    """pytest's own directory, which under root the account that Postgres runs as may pass through."""
-    if os.geteuid() == 0:
-        for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-            directory.chmod(0o711)
-    return tmp_path
+def tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory of the test's own, as pytest's. Under root it lies outside pytest's directory, which another session
+    of pytest closes again: the account that Postgres then runs as must be able to pass."""
+    if os.geteuid() != 0:
+        factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+        yield factory.mktemp(_short(request.node.name))
+        return
+    directory = Path(tempfile.mkdtemp(prefix=f"hindstream-{_short(request.node.name)}-"))
+    directory.chmod(0o711)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -147,6 +153,10 @@ def shared_dir() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"the data of real conversations are not here ({SHARED})")
     return SHARED
+
+
+def _short(name: str) -> str:
+    return re.sub(r"\W", "_", name)[:30]
 
 
 def _database(postgres: str, template: str | None) -> Iterator[str]:
