@@ -51,6 +51,7 @@ class AckedPublisher:
             enable_idempotence=True,
             linger_ms=2,
             max_request_size=MAX_EVENT_BYTES + _REQUEST_SLACK,
+            bootstrap_timeout_ms=int(timeout_s * 1000),
             max_block_ms=int(timeout_s * 1000),
             delivery_timeout_ms=int(timeout_s * 1000),
             request_timeout_ms=int(timeout_s * 500),
