@@ -42,9 +42,13 @@ class Outcome:
     conflicts: int
     unreadable: int
 
-    @property
-    def total(self) -> int:
-        return self.recorded + self.duplicates + self.conflicts + self.unreadable
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(
+            self.recorded + other.recorded,
+            self.duplicates + other.duplicates,
+            self.conflicts + other.conflicts,
+            self.unreadable + other.unreadable,
+        )
 
 
 @dataclass(eq=False)
