@@ -15,7 +15,6 @@ from processors.health import Health
 from processors.recorder import Recorder
 from processors.retrying import until_done
 from processors.services import Service
-from schemas.topics import AGENT_EVENTS
 
 PART = "agents"
 
@@ -35,14 +34,14 @@ class TopicMissing(RuntimeError):
 
 
 def agents_service(bootstrap_servers: str, config: RecorderConfig, recorder: Recorder, health: Health) -> Service:
-    """Records `agent-events` until stopped.
+    """Records the log until stopped.
 
     Raises (the service): whatever made recording stop, such as `TooManyDeadLetters`; nothing after the last commit is
     acknowledged.
     """
 
     async def run(stop: asyncio.Event) -> None:
-        ready = asyncio.ensure_future(_broker_ready(bootstrap_servers, AGENT_EVENTS, health))
+        ready = asyncio.ensure_future(_broker_ready(bootstrap_servers, config.topic, health))
         stopped = asyncio.ensure_future(stop.wait())
         await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -56,6 +55,7 @@ def agents_service(bootstrap_servers: str, config: RecorderConfig, recorder: Rec
             data_dir=config.data_dir,
             recorder=recorder,
             batch_events=config.batch_events,
+            topic=config.topic,
         )
         try:
             await app.start()

@@ -23,7 +23,6 @@ from faust.transport.drivers import aiokafka as driver
 from processors.dead_letters import Delivery
 from processors.recorder import Recorder
 from processors.watermarks import Watermarks
-from schemas.topics import AGENT_EVENTS
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +80,7 @@ def make_app(
     data_dir: Path,
     recorder: Recorder,
     batch_events: int,
-    topic: str = AGENT_EVENTS,
+    topic: str,
 ) -> RecordingApp:
     """The app, not started. Must be called in the event loop that runs it.
 

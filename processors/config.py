@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from schemas.recipes import Recipe
+from schemas.topics import AGENT_EVENTS
 
 Role = Literal["agents", "evaluators", "batcher", "relay", "idle"]
 ROLES: tuple[Role, ...] = ("agents", "evaluators", "batcher", "relay", "idle")
@@ -33,10 +34,11 @@ class RunConfig:
 class RecorderConfig:
     """How the agent records.
 
-    `group_id` names the consumer group. A transaction holds at most `batch_events` events. `dead_letter_limit`
+    `group_id` names the consumer group of `topic`. A transaction holds at most `batch_events` events. `dead_letter_limit`
     unreadable records in a row on one partition stop the worker. `data_dir` is a directory for Faust's own use.
     """
 
+    topic: str = AGENT_EVENTS
     group_id: str = DEFAULT_GROUP
     batch_events: int = 256
     dead_letter_limit: int = 100

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from processors.trainable import versions
 from schemas.arrays import pack_floats, pack_ids
@@ -24,6 +25,8 @@ def turn_row(event: Event, turn: TurnRecorded) -> Row:
         OverflowError: a token id does not fit into 32 bits.
     """
     oldest, newest = versions(turn.policy.spans)
+    with np.errstate(over="ignore"):  # a log-prob beyond float32 becomes infinite, and the turn is dropped for it
+        logprobs = pack_floats(turn.tokens.response_logprobs)
     latency, skew = latency_ms(turn.started_at, turn.ended_at)
     return {
         "turn_id": turn.turn_id,
@@ -43,7 +46,7 @@ def turn_row(event: Event, turn: TurnRecorded) -> Row:
         "token_source": turn.tokens.source,
         "prompt_ids": pack_ids(turn.tokens.prompt_ids),
         "response_ids": pack_ids(turn.tokens.response_ids),
-        "response_logprobs": pack_floats(turn.tokens.response_logprobs),
+        "response_logprobs": logprobs,
         "prompt_tokens": len(turn.tokens.prompt_ids),
         "response_tokens": len(turn.tokens.response_ids),
         "group_id": turn.group_id,
