@@ -1,0 +1,177 @@
+"""The batcher: a run's oldest ready samples become one micro-batch, numbered without a gap."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from processors.database import in_words, is_transient
+from processors.health import Health
+from processors.inserting import insert_new
+from processors.linking import recipes_of
+from processors.patience import Pause
+from processors.transactions import Transactions
+from schemas import tables
+from schemas.digests import batch_digest, canonical_json, content_id
+from schemas.messages import MICRO_BATCH_PUBLISHED, MicroBatchPublished
+from schemas.states import SAMPLE_TRANSITIONS, may_follow
+from schemas.topics import MICRO_BATCHES
+
+log = logging.getLogger(__name__)
+
+LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('hindstream.batcher/' || %(run)s, 0))"
+"""One batcher a run at a time, whichever process it lives in; the lock goes with the transaction."""
+
+IN_FLIGHT = "SELECT count(*) FROM micro_batches WHERE run = %(run)s AND state = 'published'"
+
+NEWEST = "SELECT max(version) FROM weight_versions WHERE policy = %(policy)s"
+
+DROP_STALE = """
+UPDATE samples s SET state = 'dropped', drop_reason = 'stale', updated_at = now(), staleness = %(newest)s - old.version,
+       drop_detail = format('oldest token by version %%s, newest weights %%s: %%s behind, at most %%s allowed',
+                            old.version, %(newest)s::int, %(newest)s - old.version, %(bound)s::int)
+FROM (SELECT turn_id, oldest_version AS version FROM turns) old
+WHERE s.run = %(run)s AND s.state = 'ready' AND old.turn_id = s.turn_id
+  AND %(newest)s - old.version > %(bound)s
+"""
+
+OLDEST = """
+SELECT sample_id, content_digest FROM samples
+WHERE run = %(run)s AND state = 'ready'
+ORDER BY ready_at, sample_id
+LIMIT %(size)s
+FOR UPDATE
+"""
+
+PUT_IN = """
+UPDATE samples s SET state = 'batched', micro_batch_id = %(micro_batch)s, position = placed.position - 1,
+       updated_at = now()
+FROM unnest(%(samples)s::text[]) WITH ORDINALITY AS placed(sample_id, position)
+WHERE s.sample_id = placed.sample_id AND s.state = 'ready'
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatcherConfig:
+    """How the batcher works."""
+
+    max_in_flight: int = 1
+    """Micro-batches of a run that the learner has not committed yet. Each further one makes the samples in it a
+    version staler by the time they are used; 1 costs the learner one look at the queue a step."""
+    poll_s: float = 0.1
+    """Between two looks for runs with enough ready samples: what a full micro-batch waits at worst."""
+
+
+def next_micro_batch(connection: Connection, run: str, *, max_in_flight: int) -> MicroBatchPublished | None:
+    """Make the run's next micro-batch, in the caller's transaction: its row, its samples in order, and the outbox
+    row that announces it.
+
+    None where there are too few ready samples, where `max_in_flight` micro-batches wait for the learner, or where
+    another batcher is at it. Ready samples beyond the recipe's staleness bound, measured from the policy's newest
+    weight version, are dropped as `stale` first; the learner measures again when it uses them.
+    """
+    if not connection.exec_driver_sql(LOCK, {"run": run}).scalar_one():
+        return None
+    if connection.exec_driver_sql(IN_FLIGHT, {"run": run}).scalar_one() >= max_in_flight:
+        return None
+    recipe = recipes_of(connection, [run])[run]
+    row = connection.exec_driver_sql(
+        "SELECT policy, recipe_digest, coalesce((SELECT max(seq) FROM micro_batches WHERE run = %(run)s), 0) + 1 "
+        "AS seq FROM runs WHERE run = %(run)s",
+        {"run": run},
+    ).one()
+    _drop_stale(connection, run, row.policy, recipe.batch.max_staleness)
+    chosen = connection.exec_driver_sql(OLDEST, {"run": run, "size": recipe.batch.size}).all()
+    if len(chosen) < recipe.batch.size:
+        return None
+    digest = batch_digest(sample.content_digest for sample in chosen)
+    message = MicroBatchPublished(
+        micro_batch_id=content_id("batch", run, row.seq, digest),
+        run=run,
+        policy=row.policy,
+        seq=row.seq,
+        recipe_digest=row.recipe_digest,
+        sample_ids=[sample.sample_id for sample in chosen],
+        digest=digest,
+    )
+    _write(connection, message)
+    return message
+
+
+def runs_with_ready_samples(connection: Connection) -> Sequence[str]:
+    """Runs that may have a micro-batch to make. Ended ones too: what they took in is still trained."""
+    return (
+        connection.exec_driver_sql(
+            "SELECT run FROM runs r WHERE EXISTS (SELECT 1 FROM samples s WHERE s.run = r.run AND s.state = 'ready') "
+            "ORDER BY run"
+        )
+        .scalars()
+        .all()
+    )
+
+
+async def run_batcher(config: BatcherConfig, engine: Engine, stop: asyncio.Event, health: Health) -> None:
+    """Make micro-batches until `stop`; a database that is away is waited for.
+
+    Raises:
+        SQLAlchemyError: the database refuses for a reason that does not pass.
+    """
+    transactions = Transactions(engine, threads=1, name="batcher")
+    pause = Pause(stop, health, "batcher")
+    try:
+        while not stop.is_set():
+            try:
+                for run in await transactions.run(runs_with_ready_samples):
+                    made = await transactions.run(next_micro_batch, run, max_in_flight=config.max_in_flight)
+                    if made is not None:
+                        log.info("run %s: micro-batch %d of %d samples", run, made.seq, len(made.sample_ids))
+                pause.succeeded()
+            except SQLAlchemyError as err:
+                if not is_transient(err):
+                    raise
+                await pause.after_fault(in_words(err))
+            await pause.wait(config.poll_s)
+    finally:
+        transactions.close()
+
+
+def _drop_stale(connection: Connection, run: str, policy: str, bound: int) -> None:
+    newest = connection.exec_driver_sql(NEWEST, {"policy": policy}).scalar_one()
+    if newest is not None:  # else the learner has not even announced the base model, and nothing can be behind it
+        _must_follow("dropped")
+        connection.exec_driver_sql(DROP_STALE, {"run": run, "newest": newest, "bound": bound})
+
+
+def _write(connection: Connection, message: MicroBatchPublished) -> None:
+    batch: dict[str, Any] = {
+        "micro_batch_id": message.micro_batch_id,
+        "run": message.run,
+        "policy": message.policy,
+        "seq": message.seq,
+        "recipe_digest": message.recipe_digest,
+        "digest": message.digest,
+        "size": len(message.sample_ids),
+        "state": "published",
+    }
+    insert_new(connection, tables.micro_batches, [batch])
+    _must_follow("batched")
+    connection.exec_driver_sql(PUT_IN, {"micro_batch": message.micro_batch_id, "samples": message.sample_ids})
+    announcement: dict[str, Any] = {
+        "topic": MICRO_BATCHES,
+        "message_id": message.micro_batch_id,
+        "message_type": MICRO_BATCH_PUBLISHED,
+        "key": message.policy,
+        "value": canonical_json(message),
+    }
+    insert_new(connection, tables.outbox, [announcement])
+
+
+def _must_follow(after: str) -> None:
+    if not may_follow(SAMPLE_TRANSITIONS, "ready", after):
+        raise AssertionError(f"{after} must not follow ready")

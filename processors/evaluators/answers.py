@@ -1,0 +1,52 @@
+"""Answers of model servers, kept by the digest of the question, so that no question is paid for twice.
+
+The digest covers everything that shapes an answer: purpose, model, the served weight version where the server says
+one, the prompt's digest, the rendered input, sampling and the vote's number. An answer is kept as soon as it is
+there, in a transaction of its own: a worker that dies before it has finished the evaluation loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection
+
+from processors.inserting import insert_new
+from schemas import tables
+from schemas.digests import digest_of
+from schemas.text import sanitise
+
+
+def answer_digest(
+    *,
+    purpose: str,
+    model: str,
+    version: str | None,
+    prompt_digest: str | None,
+    rendered: Any,
+    sampling: dict[str, Any],
+    vote: int | None,
+) -> str:
+    """Key of an answer in `model_answers`."""
+    clean, _ = sanitise([purpose, model, version, prompt_digest, rendered, sampling, vote])
+    return digest_of(clean)
+
+
+def known_answers(connection: Connection, digests: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The kept answers of `digests`."""
+    found = connection.exec_driver_sql(
+        "SELECT answer_digest, answer FROM model_answers WHERE answer_digest = ANY(%(digests)s)",
+        {"digests": list(digests)},
+    )
+    return {row.answer_digest: row.answer for row in found}
+
+
+def keep_answer(
+    connection: Connection, digest: str, *, purpose: str, model: str, answer: dict[str, Any]
+) -> dict[str, Any]:
+    """Keep `answer` unless there is one already, and return the one that is kept: the first stays."""
+    clean, _ = sanitise(answer)
+    row = {"answer_digest": digest, "purpose": purpose, "model": model, "answer": clean}
+    insert_new(connection, tables.model_answers, [row])
+    return known_answers(connection, [digest])[digest]

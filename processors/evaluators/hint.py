@@ -1,0 +1,124 @@
+"""The directive signal of a turn: what its next state says it should have been like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from processors.evaluators.code_judge import compiled
+from processors.evaluators.inputs import Answered, Turn, replies
+from processors.evaluators.llm_judge import HINT_FORM, Panel, hint_vote, passing_fault
+from processors.evaluators.prompts import prompt_for
+from processors.evaluators.votes import Vote
+from schemas.recipes import HintSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class HintResult:
+    """A row of `hints`. `text` is the chosen hint where `accepted`; `reason` says why there is none."""
+
+    status: Literal["accepted", "none", "failed"]
+    text: str | None
+    annotator_kind: Literal["LLM", "CODE"] | None
+    votes_valid: int
+    votes_total: int
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HintOpinion:
+    """A result with its votes. `retry_reason`: it is only what there is now; another try may bring a hint."""
+
+    result: HintResult
+    votes: tuple[Vote, ...]
+    retry_reason: str | None = None
+
+
+def hint_by_rules(spec: HintSpec, answered: Answered) -> HintOpinion | None:
+    """The first hint that a pattern finds in the user's replies and that is long enough; None where a model must be
+    asked. Replies in their order, on each the patterns in the recipe's.
+
+    Raises:
+        InvalidRecipe: a pattern is no regular expression.
+    """
+    votes = _matches(spec, replies(answered.next_states))
+    if votes and votes[-1].score == 1:
+        return HintOpinion(result=_chosen(votes[-1].explanation, "CODE", votes), votes=tuple(votes))
+    if spec.votes:
+        return None
+    reason = "; ".join(vote.explanation or "" for vote in votes) or "no pattern is found in the user's replies"
+    return HintOpinion(result=_chosen(None, "CODE", votes, reason), votes=tuple(votes))
+
+
+async def hint_by_model(
+    spec: HintSpec, answered: Answered, turn: Turn, panel: Panel, *, characters: int
+) -> HintOpinion:
+    """The longest accepted hint of `spec.votes` votes; of equally long ones the earliest vote's.
+
+    Without an accepted one the result is `none` where a valid vote said so, else `failed`; `retry_reason` is set
+    where a vote has no answer yet.
+    """
+    prompt = prompt_for("hint", turn, answered.next_states, characters=characters)
+    answers = await panel.ask(
+        "hint",
+        prompt,
+        votes=spec.votes,
+        temperature=spec.temperature,
+        max_tokens=spec.max_tokens,
+        constraint=HINT_FORM,
+    )
+    votes = [hint_vote(answer, panel.server.model, prompt.digest, spec.min_characters) for answer in answers]
+    before = _matches(spec, replies(answered.next_states))  # too short ones: they are kept
+    accepted = [vote.explanation or "" for vote in votes if vote.score == 1]
+    reasons = "; ".join(vote.explanation or vote.status for vote in votes)
+    if accepted:
+        result = _chosen(max(accepted, key=len), "LLM", votes)
+    elif any(vote.status == "valid" for vote in votes):
+        result = _chosen(None, "LLM", votes, reasons)
+    else:
+        result = failed_hint(f"no valid vote: {reasons}", total=len(votes))
+    retry_reason = None if accepted else passing_fault(answers)
+    return HintOpinion(result=result, votes=(*before, *votes), retry_reason=retry_reason)
+
+
+def failed_hint(reason: str, *, total: int = 0) -> HintResult:
+    """No hint, because of a fault."""
+    return HintResult(status="failed", text=None, annotator_kind=None, votes_valid=0, votes_total=total, reason=reason)
+
+
+def _matches(spec: HintSpec, texts: Sequence[str]) -> list[Vote]:
+    """A vote for each pattern that is found, up to the first whose hint is long enough."""
+    votes = []
+    for text in texts:
+        for number, pattern in enumerate(spec.patterns):
+            match = compiled(pattern).search(text)
+            if match is None:
+                continue
+            hint = ((match.group(1) if match.re.groups else None) or match.group(0)).strip()
+            enough = len(hint) >= spec.min_characters
+            votes.append(
+                Vote(
+                    status="valid",
+                    annotator_kind="CODE",
+                    annotator=f"pattern {number}",
+                    score=int(enough),
+                    explanation=hint if enough else f"too short: {hint!r}, at least {spec.min_characters} characters",
+                )
+            )
+            if enough:
+                return votes
+    return votes
+
+
+def _chosen(
+    text: str | None, kind: Literal["LLM", "CODE"], votes: Sequence[Vote], reason: str | None = None
+) -> HintResult:
+    return HintResult(
+        status="none" if text is None else "accepted",
+        text=text,
+        annotator_kind=kind,
+        votes_valid=sum(vote.status == "valid" for vote in votes),
+        votes_total=len(votes),
+        reason=reason,
+    )

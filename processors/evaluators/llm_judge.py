@@ -1,0 +1,175 @@
+"""Asking a model for votes, and reading its answers: only the declared answer counts.
+
+A number in prose, a label inside a sentence, JSON that was cut off: all of them are invalid votes with their text
+kept. Nothing is clamped to the scale and nothing is assumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from processors.evaluators.answers import answer_digest, keep_answer, known_answers
+from processors.evaluators.prompts import LABELS, Prompt, Purpose
+from processors.evaluators.server import ModelServer, PermanentFault, ServerFault, TransientFault
+from processors.evaluators.votes import Vote
+from processors.transactions import Transactions
+
+_VERDICT = re.compile(r"^VERDICT:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_HINT = re.compile(r"^HINT:", re.MULTILINE)
+_NONE = re.compile(r"^NONE[ \t]*$", re.MULTILINE)
+
+CHOICE: dict[str, Any] = {"choice": list(LABELS)}
+"""Holds a judge to the labels."""
+HINT_FORM: dict[str, Any] = {"regex": r"(NONE|HINT: [^\n]{1,400})"}
+"""Holds a hint giver to the two forms; 400 characters are about the recipe's 96 tokens of English."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came of one vote's question: a text, or the fault that there is none. `cut`: it ran into `max_tokens`."""
+
+    text: str | None = None
+    cut: bool = False
+    digest: str | None = None
+    fault: ServerFault | None = None
+
+
+class Panel:
+    """Asks one model server several times, each time with its own seed, and keeps what it answers."""
+
+    def __init__(self, server: ModelServer, transactions: Transactions) -> None:
+        self.server = server
+        self._transactions = transactions
+
+    async def ask(
+        self,
+        purpose: Purpose,
+        prompt: Prompt,
+        *,
+        votes: int,
+        temperature: float,
+        max_tokens: int,
+        constraint: dict[str, Any],
+    ) -> list[Answer]:
+        """One answer a vote, in order; vote number i has seed i. A fault is an answer too and is not raised."""
+
+        async def one(number: int) -> Answer:
+            sampling = {"temperature": temperature, "max_tokens": max_tokens, "seed": number}
+            try:
+                if self.server.constrains:
+                    try:
+                        return await self._ask(purpose, prompt.digest, prompt.constrained, sampling, constraint)
+                    except PermanentFault as fault:
+                        if "structured_outputs" not in str(fault):
+                            raise
+                        self.server.constrains = False
+                return await self._ask(purpose, prompt.digest, prompt.free, sampling, None)
+            except ServerFault as fault:
+                return Answer(fault=fault)
+
+        return list(await asyncio.gather(*(one(number) for number in range(votes))))
+
+    async def _ask(
+        self,
+        purpose: Purpose,
+        prompt_digest: str,
+        messages: list[dict[str, str]],
+        sampling: dict[str, Any],
+        constraint: dict[str, Any] | None,
+    ) -> Answer:
+        digest = answer_digest(
+            purpose=purpose,
+            model=self.server.model,
+            version=await self.server.version(),
+            prompt_digest=prompt_digest,
+            rendered=[messages, constraint],
+            sampling=sampling,
+            vote=sampling["seed"],
+        )
+        kept = (await self._transactions.run(known_answers, [digest])).get(digest)
+        if kept is None:
+            body = {"model": self.server.model, "messages": messages, **sampling}
+            if constraint is not None:
+                body["structured_outputs"] = constraint
+            answer = _content(await self.server.post("/v1/chat/completions", body))
+            kept = await self._transactions.run(
+                keep_answer, digest, purpose=purpose, model=self.server.model, answer=answer
+            )
+        return Answer(text=kept["content"] or "", cut=kept["finish_reason"] == "length", digest=digest)
+
+
+def verdict_vote(answer: Answer, annotator: str, prompt_digest: str) -> Vote:
+    """The vote of a judge's answer: the whole text is a label, or exactly one marked line holds one."""
+    score, problem = (None, "cut off at max_tokens") if answer.cut else _read_verdict(answer.text or "")
+    return _vote(answer, annotator, prompt_digest, score, problem)
+
+
+def hint_vote(answer: Answer, annotator: str, prompt_digest: str, min_characters: int) -> Vote:
+    """The vote of a hint giver's answer: +1 with the hint as explanation; 0 for NONE or a hint that is too short."""
+    if answer.cut:
+        return _vote(answer, annotator, prompt_digest, None, "cut off at max_tokens")
+    text = (answer.text or "").strip()
+    marks, nones = _HINT.findall(text), _NONE.findall(text)
+    if not marks and len(nones) == 1 and text == "NONE":
+        return _vote(answer, annotator, prompt_digest, 0, "no hint")
+    if len(marks) != 1 or nones:
+        return _vote(answer, annotator, prompt_digest, None, "neither NONE alone nor exactly one HINT:")
+    hint = _HINT.split(text)[1].strip()
+    if len(hint) < min_characters:
+        return _vote(
+            answer, annotator, prompt_digest, 0, f"too short: {len(hint)} characters, at least {min_characters}"
+        )
+    return _vote(answer, annotator, prompt_digest, 1, hint)
+
+
+def passing_fault(answers: list[Answer]) -> str | None:
+    """What the first answer that may come at another try said; None where there is none such."""
+    return next((str(one.fault) for one in answers if isinstance(one.fault, TransientFault)), None)
+
+
+def _read_verdict(text: str) -> tuple[int | None, str]:
+    bare = text.strip()
+    if bare in LABELS:
+        return LABELS[bare], bare
+    marked = _VERDICT.findall(text)
+    if len(marked) > 1:
+        return None, f"{len(marked)} VERDICT lines"
+    if not marked:
+        return None, "no declared answer"
+    label = marked[0]
+    return (LABELS[label], label) if label in LABELS else (None, f"{label!r} is no declared answer")
+
+
+def _vote(answer: Answer, annotator: str, prompt_digest: str, score: int | None, explanation: str) -> Vote:
+    if answer.fault is not None:
+        return Vote(
+            status="error",
+            annotator_kind="LLM",
+            annotator=annotator,
+            explanation=str(answer.fault),
+            prompt_digest=prompt_digest,
+        )
+    return Vote(
+        status="invalid" if score is None else "valid",
+        annotator_kind="LLM",
+        annotator=annotator,
+        score=score,
+        explanation=explanation,
+        raw=answer.text,
+        prompt_digest=prompt_digest,
+        answer_digest=answer.digest,
+    )
+
+
+def _content(plain: dict[str, Any]) -> dict[str, Any]:
+    try:
+        choice = plain["choices"][0]
+        content = choice["message"].get("content")
+        if content is not None and not isinstance(content, str):
+            raise TypeError(f"its content is a {type(content).__name__}")
+        return {"content": content, "finish_reason": choice.get("finish_reason")}
+    except (KeyError, IndexError, TypeError, AttributeError) as err:
+        raise TransientFault(f"the answer is no chat completion ({type(err).__name__}: {err})") from err

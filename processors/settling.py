@@ -1,0 +1,184 @@
+"""Settling: a sample whose evaluations are all final becomes ready to train, or is dropped with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection
+
+from processors.linking import recipes_of
+from schemas.digests import sample_digest
+from schemas.recipes import Recipe
+from schemas.states import SAMPLE_TRANSITIONS, may_follow
+
+LOCK = """
+SELECT sample_id FROM samples
+WHERE run = %(run)s AND turn_id = ANY(%(turns)s) AND state = 'pending' AND linked
+ORDER BY sample_id
+FOR UPDATE
+"""
+"""Two evaluations of one turn may finish at the same time in two transactions. Each has updated its own row and sees
+the other's as unfinished, so neither would settle the sample. The lock makes the second wait; the statements after
+it then see what the first has committed. In sorted order, so that two batches cannot wait for each other."""
+
+FINAL = """
+SELECT s.sample_id, s.turn_id,
+       w.status AS reward_status, w.value AS reward, w.explanation AS reward_explanation,
+       h.status AS hint_status, h.reason AS hint_reason,
+       teach.state AS teacher_state, teach.reason AS teacher_reason,
+       c.turn_id IS NOT NULL AS taught
+FROM samples s
+LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
+LEFT JOIN hints h ON h.run = s.run AND h.turn_id = s.turn_id
+LEFT JOIN evaluations teach ON teach.run = s.run AND teach.turn_id = s.turn_id AND teach.signal = 'teacher'
+LEFT JOIN teacher_scores c ON c.run = s.run AND c.turn_id = s.turn_id
+WHERE s.sample_id = ANY(%(samples)s)
+  AND NOT EXISTS (
+      SELECT 1 FROM evaluations e
+      WHERE e.run = s.run AND e.turn_id = s.turn_id AND e.state NOT IN ('done', 'failed'))
+"""
+
+CONTENT = """
+SELECT s.sample_id, t.prompt_ids, t.response_ids, t.response_logprobs, w.value AS reward,
+       c.logprobs AS teacher_logprobs, c.topk_ids, c.topk_logprobs
+FROM samples s
+JOIN turns t ON t.turn_id = s.turn_id
+LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
+LEFT JOIN teacher_scores c ON c.run = s.run AND c.turn_id = s.turn_id
+WHERE s.sample_id = ANY(%(samples)s)
+"""
+
+READY = """
+UPDATE samples s SET state = 'ready', ready_at = now(), updated_at = now(), content_digest = new.digest
+FROM unnest(%(samples)s::text[], %(digests)s::text[]) AS new(sample_id, digest)
+WHERE s.sample_id = new.sample_id AND s.state = 'pending'
+"""
+
+DROP = """
+UPDATE samples s SET state = 'dropped', drop_reason = new.reason, drop_detail = new.detail, updated_at = now()
+FROM unnest(%(samples)s::text[], %(reasons)s::text[], %(details)s::text[]) AS new(sample_id, reason, detail)
+WHERE s.sample_id = new.sample_id AND s.state = 'pending'
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signals:
+    """The final signals of one sample; None where the recipe asks for no such signal."""
+
+    reward_status: str | None = None
+    reward: float | None = None
+    reward_explanation: str | None = None
+    hint_status: str | None = None
+    hint_reason: str | None = None
+    teacher_state: str | None = None
+    teacher_reason: str | None = None
+    taught: bool = False
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What one call of `settle` changed."""
+
+    ready: int
+    dropped: int
+
+
+def why_not_trained(recipe: Recipe, signals: Signals) -> tuple[str, str] | None:
+    """Drop reason and detail of a sample whose signals are final; None where one carries a gradient.
+
+    A signal carries one where the recipe weighs it and it is a reward of +1 or -1, or teacher scores. Else the first
+    of these that holds is the reason: a failed judge (`reward_failed`), a failed hint giver or teacher
+    (`hint_failed`), too few valid votes (`reward_abstained`), and otherwise `no_signal`. Faults come first, since
+    somebody can mend them.
+    """
+    rewarded, hinted = recipe.loss.w_rl != 0, recipe.loss.w_opd != 0
+    if (rewarded and signals.reward) or (hinted and signals.taught):
+        return None
+    if rewarded and signals.reward_status == "failed":
+        return "reward_failed", signals.reward_explanation or "the judge failed"
+    if hinted and signals.hint_status == "failed":
+        return "hint_failed", f"hint: {signals.hint_reason or 'failed'}"
+    if hinted and signals.teacher_state == "failed":
+        return "hint_failed", f"teacher: {signals.teacher_reason or 'failed'}"
+    if rewarded and signals.reward_status == "abstained":
+        return "reward_abstained", signals.reward_explanation or "too few valid votes"
+    told = [
+        f"reward {'absent' if signals.reward is None else f'{signals.reward:g}'} ({signals.reward_status})"
+        if rewarded
+        else None,
+        f"hint {signals.hint_status}" if hinted else None,
+    ]
+    return "no_signal", ", ".join(words for words in told if words)
+
+
+def settle(connection: Connection, run: str, turn_ids: Iterable[str]) -> Settled:
+    """Decide the pending samples of `turn_ids` whose evaluations are all final, in the caller's transaction.
+
+    Call it after writing the evaluations' results, in the same transaction. A sample with unfinished evaluations,
+    or one that is decided already, is left as it is; calling it again changes nothing.
+    """
+    turns = sorted(set(turn_ids))
+    locked = connection.exec_driver_sql(LOCK, {"run": run, "turns": turns}).scalars().all()
+    if not locked:
+        return Settled(0, 0)
+    recipe = recipes_of(connection, [run])[run]
+    final = connection.exec_driver_sql(FINAL, {"samples": list(locked)}).all()
+    verdicts = [(row.sample_id, why_not_trained(recipe, _signals(row))) for row in final]
+    ready = [sample for sample, reason in verdicts if reason is None]
+    dropped = [(sample, reason) for sample, reason in verdicts if reason is not None]
+    _make_ready(connection, ready)
+    _drop(connection, dropped)
+    return Settled(len(ready), len(dropped))
+
+
+def _signals(row: Any) -> Signals:
+    return Signals(
+        reward_status=row.reward_status,
+        reward=row.reward,
+        reward_explanation=row.reward_explanation,
+        hint_status=row.hint_status,
+        hint_reason=row.hint_reason,
+        teacher_state=row.teacher_state,
+        teacher_reason=row.teacher_reason,
+        taught=row.taught,
+    )
+
+
+def _make_ready(connection: Connection, sample_ids: Sequence[str]) -> None:
+    if not sample_ids:
+        return
+    _must_follow("ready")
+    digests = {
+        row.sample_id: sample_digest(
+            prompt_ids=row.prompt_ids,
+            response_ids=row.response_ids,
+            response_logprobs=row.response_logprobs,
+            reward=row.reward,
+            teacher_logprobs=row.teacher_logprobs,
+            topk_ids=row.topk_ids,
+            topk_logprobs=row.topk_logprobs,
+        )
+        for row in connection.exec_driver_sql(CONTENT, {"samples": list(sample_ids)})
+    }
+    connection.exec_driver_sql(READY, {"samples": list(digests), "digests": list(digests.values())})
+
+
+def _drop(connection: Connection, dropped: Sequence[tuple[str, tuple[str, str]]]) -> None:
+    if not dropped:
+        return
+    _must_follow("dropped")
+    connection.exec_driver_sql(
+        DROP,
+        {
+            "samples": [sample for sample, _ in dropped],
+            "reasons": [reason for _, (reason, _) in dropped],
+            "details": [detail for _, (_, detail) in dropped],
+        },
+    )
+
+
+def _must_follow(after: str) -> None:
+    if not may_follow(SAMPLE_TRANSITIONS, "pending", after):
+        raise AssertionError(f"{after} must not follow pending")
