@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from processors.batcher import BatcherConfig
+from processors.evaluators.config import EvaluatorsConfig
+from processors.idle import IdleConfig
+from processors.relay import RelayConfig
 from schemas.recipes import Recipe
 from schemas.topics import AGENT_EVENTS
 
@@ -47,8 +51,34 @@ class RecorderConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdleConfig:
-    """A session silent for `idle_s` seconds is closed; it is looked for every `every_s` seconds."""
+class WorkerConfig:
+    """One worker process.
 
-    idle_s: float
-    every_s: float
+    `database_url` is in SQLAlchemy form; `pool_size` is the most connections it keeps. `evaluators` is needed only by
+    the role of that name.
+    """
+
+    bootstrap_servers: str
+    database_url: str = field(repr=False)
+    pool_size: int
+    roles: tuple[Role, ...] = ROLES
+    run: RunConfig
+    recorder: RecorderConfig
+    evaluators: EvaluatorsConfig | None
+    batcher: BatcherConfig
+    relay: RelayConfig
+    idle: IdleConfig
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            WorkerMisconfigured: with the reason.
+            InvalidRecipe: the recipe cannot work; nobody to judge is one reason.
+        """
+        unknown = [role for role in self.roles if role not in ROLES]
+        if unknown or not self.roles:
+            raise WorkerMisconfigured(f"no role {', '.join(unknown) or 'given'}; there are: {', '.join(ROLES)}")
+        if "evaluators" in self.roles and self.evaluators is None:
+            raise WorkerMisconfigured("the role evaluators needs the addresses of its model servers")
+        self.run.recipe.check()

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+import asyncio
+import logging
+from dataclasses import dataclass
 
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from processors.database import in_words, is_transient
+from processors.health import Health
 from processors.inserting import insert_new
+from processors.patience import Pause
+from processors.transactions import Transactions
 from schemas import tables
 from schemas.digests import content_id
 from schemas.envelope import encode, new_event
@@ -13,6 +22,8 @@ from schemas.topics import AGENT_EVENTS
 
 SOURCE = "hindstream/worker"
 """`ce_source` of what workers write; the relay adds it to every message of the outbox."""
+
+_log = logging.getLogger(__name__)
 
 _AT_ONCE = 500
 """Sessions closed in one transaction: enough to catch up after an outage in a few rounds, and a statement of
@@ -52,6 +63,14 @@ _LOOK_BACK = 10
 """How many times the time to live an untrainable turn is looked for; an outage longer than that leaves it unjudged."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class IdleConfig:
+    """A session silent for `idle_s` seconds is closed; silent ones are looked for every `every_s` seconds."""
+
+    idle_s: float
+    every_s: float
+
+
 def close_idle(connection: Connection, *, idle_s: float) -> int:
     """Put a `session.closed` (reason `idle`) into the outbox for each session silent for `idle_s` seconds.
 
@@ -73,3 +92,29 @@ def close_idle(connection: Connection, *, idle_s: float) -> int:
             }
         )
     return len(insert_new(connection, tables.outbox, rows, returning=("message_id",)))
+
+
+async def run_idle(config: IdleConfig, engine: Engine, stop: asyncio.Event, health: Health) -> None:
+    """Close silent sessions until `stop`; a database that is away is waited for.
+
+    Raises:
+        SQLAlchemyError: the database refuses for a reason that does not pass.
+    """
+    transactions = Transactions(engine, threads=1, name="idle")
+    pause = Pause(stop, health, "idle")
+    try:
+        while not stop.is_set():
+            try:
+                closed = await transactions.run(close_idle, idle_s=config.idle_s)
+                pause.succeeded()
+            except SQLAlchemyError as err:
+                if not is_transient(err):
+                    raise
+                await pause.after_fault(in_words(err))
+                continue
+            if closed:
+                _log.info("%d sessions were silent for %.0f s and are closed", closed, config.idle_s)
+            if closed < _AT_ONCE:
+                await pause.wait(config.every_s)
+    finally:
+        transactions.close()
