@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import faust
 from faust.transport.drivers import aiokafka as driver
@@ -49,19 +49,20 @@ _FETCH_BYTES = 4 << 20
 """What is fetched ahead a partition: four events of the largest size, thousands of ordinary ones."""
 
 
-class _Consumer(driver.Consumer):  # type: ignore[misc]
+class _Consumer(driver.Consumer):
     """Faust's consumer, which commits nothing that is not recorded."""
 
     async def _commit_offsets(self, offsets: Mapping[Any, int], start_new_transaction: bool = True) -> bool:
-        safe = self.app.watermarks.clamp(offsets)
+        app = cast(RecordingApp, self.app)
+        safe: Any = app.watermarks.clamp(offsets)
         return bool(await super()._commit_offsets(safe, start_new_transaction)) if safe else False
 
 
-class _Transport(driver.Transport):  # type: ignore[misc]
+class _Transport(driver.Transport):
     Consumer = _Consumer
 
 
-class RecordingApp(faust.App):  # type: ignore[misc]
+class RecordingApp(faust.App):
     """A Faust app whose agent records. `fault` is set when it stands still and the worker must be stopped."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -38,8 +38,9 @@ class RunConfig:
 class RecorderConfig:
     """How the agent records.
 
-    `group_id` names the consumer group of `topic`. A transaction holds at most `batch_events` events. `dead_letter_limit`
-    unreadable records in a row on one partition stop the worker. `data_dir` is a directory for Faust's own use.
+    `group_id` names the consumer group of `topic`. A transaction holds at most `batch_events` events.
+    `dead_letter_limit` unreadable records in a row on one partition stop the worker. `data_dir` is a directory for
+    Faust's own use.
     """
 
     topic: str = AGENT_EVENTS

@@ -93,5 +93,3 @@ def in_words(error: BaseException) -> str:
     original = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     lines = str(original).strip().splitlines() or ["no message"]
     return f"{type(original).__name__}: {lines[0]}"
-
-

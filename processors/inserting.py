@@ -26,9 +26,7 @@ def insert_new(
         return []
     names = list(rows[0])
     types = [table.columns[name].type for name in names]
-    arrays = ", ".join(
-        f"%(c{i})s::{kind.compile(dialect=_DIALECT)}[]" for i, kind in enumerate(types)
-    )
+    arrays = ", ".join(f"%(c{i})s::{kind.compile(dialect=_DIALECT)}[]" for i, kind in enumerate(types))
     statement = (
         f"INSERT INTO {table.name} ({', '.join(_quoted(name) for name in names)}) "
         f"SELECT * FROM unnest({arrays}) ON CONFLICT DO NOTHING"

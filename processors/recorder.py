@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from sqlalchemy import Engine
 
@@ -49,7 +50,7 @@ class Recorder:
         outcome = Outcome(0, 0, 0, 0)
         for chunk in chunks(deliveries):
             outcome += await until_done(
-                lambda chunk=chunk: asyncio.get_running_loop().run_in_executor(self._thread, self._once, chunk),
+                partial(asyncio.get_running_loop().run_in_executor, self._thread, self._once, chunk),
                 transient=lambda err: is_transient(err) or isinstance(err, OSError),
                 health=self._health,
                 part=self._part,

@@ -135,7 +135,7 @@ def _read(deliveries: Sequence[Delivery], blobs: BlobStore | None) -> tuple[list
             items.append(_item(delivery, decode(delivery.value, delivery.headers, blobs)))
         except (OSError, MemoryError):  # the blob store or this machine, which is no fault of the record
             raise
-        except Exception as err:  # whatever a record can make go wrong is that record's fault: it is kept, with the name
+        except Exception as err:  # whatever else a record makes go wrong is its own fault: it is kept, with the name
             letters.append(DeadLetter(delivery, type(err).__name__, str(err) or repr(err)))
     return items, letters
 
@@ -207,7 +207,7 @@ def _insert_events(connection: Connection, batch: _Batch) -> None:
         for item in batch.items
     ]
     inserted = insert_new(connection, tables.events, rows, returning=("source", "event_id"))
-    fresh = {(source, event_id) for source, event_id in inserted}
+    fresh: set[tuple[str, str]] = {(row[0], row[1]) for row in inserted}
     first = {(item.event.source, item.event.id): item for item in reversed(batch.items)}
     repeats = [item for key, item in first.items() if key not in fresh]
     known = {key: first[key].digest for key in fresh} | _known_digests(connection, repeats)
@@ -295,7 +295,7 @@ def _insert_facts(connection: Connection, batch: _Batch, kind: type) -> None:
     table, key = _FACTS[kind]
     candidates = [item for item in batch.new if isinstance(item.event.data, kind)]
     rows = [item.row for item in candidates if item.row is not None]
-    fresh = {value for (value,) in insert_new(connection, table, rows, returning=(key,))}
+    fresh = {row[0] for row in insert_new(connection, table, rows, returning=(key,))}
     taken: list[_Item] = []
     for item in candidates:
         fact_id = getattr(item.event.data, key)

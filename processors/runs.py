@@ -68,8 +68,10 @@ def _matches(connection: Connection, run: str, kind: str, policy: str, recipe: R
         return False
     differs = []
     if found.recipe_digest != recipe.digest():
-        differs.append(f"its recipe is {found.recipe_name!r} ({found.recipe_digest[:12]}), not {recipe.name!r} "
-                       f"({recipe.digest()[:12]})")
+        differs.append(
+            f"its recipe is {found.recipe_name!r} ({found.recipe_digest[:12]}), not {recipe.name!r} "
+            f"({recipe.digest()[:12]})"
+        )
     if found.policy != policy:
         differs.append(f"it trains policy {found.policy!r}, not {policy!r}")
     if found.kind != kind:

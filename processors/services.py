@@ -20,8 +20,10 @@ async def run_together(services: Mapping[str, Service], stop: asyncio.Event, *, 
     A service that has not finished `grace_s` seconds after the stop is cancelled: whatever it held is given up as a
     crash would, and taken up again by whoever comes next.
     """
-    tasks = {asyncio.ensure_future(service(stop)): name for name, service in services.items()}
-    stopping = asyncio.ensure_future(stop.wait())
+    tasks: dict[asyncio.Future[None], str] = {
+        asyncio.ensure_future(service(stop)): name for name, service in services.items()
+    }
+    stopping = asyncio.ensure_future(_set(stop))
     done, _ = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
     healthy = all(_ended_well(task, tasks[task], stop, health) for task in done if task is not stopping)
     stop.set()
@@ -34,6 +36,10 @@ async def run_together(services: Mapping[str, Service], stop: asyncio.Event, *, 
         await asyncio.wait(late)
     late_faults = [_ended_well(task, tasks[task], stop, health) for task in finished - done]
     return healthy and all(late_faults)
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 def _ended_well(task: asyncio.Future[None], name: str, stop: asyncio.Event, health: Health) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from sqlalchemy import Connection, Engine
 
 from processors.batcher import run_batcher
-from processors.config import ROLES, Role, WorkerConfig
+from processors.config import ROLES, WorkerConfig
 from processors.database import in_words, is_transient, make_engine
 from processors.dead_letters import FloodGate
 from processors.evaluators.service import run_evaluators
@@ -56,10 +56,10 @@ def run_worker(config: WorkerConfig) -> int:
     return asyncio.run(_main(config))
 
 
-def services_of(config: WorkerConfig, engine: Engine, health: Health) -> dict[Role, Service]:
+def services_of(config: WorkerConfig, engine: Engine, health: Health) -> dict[str, Service]:
     """What each role of the worker runs. Faust is loaded only for `agents`."""
     evaluators = config.evaluators
-    services: dict[Role, Service] = {
+    services: dict[str, Service] = {
         "batcher": lambda stop: run_batcher(config.batcher, engine, stop, health),
         "relay": lambda stop: run_relay(config.relay, engine, stop, health),
         "idle": lambda stop: run_idle(config.idle, engine, stop, health),
@@ -80,7 +80,7 @@ async def _main(config: WorkerConfig) -> int:
                 return EXIT_OK
             _log.info("run %s, roles %s", config.run.run, ", ".join(config.roles))
             services = services_of(config, engine, health)
-            well = await run_together(dict(services), stop, grace_s=_GRACE_S, health=health)
+            well = await run_together(services, stop, grace_s=_GRACE_S, health=health)
             _log.info("stopped; %s", health.in_words() or "nothing to report")
             return EXIT_OK if well else EXIT_UNHEALTHY
     finally:
@@ -96,9 +96,7 @@ async def _run_exists(config: WorkerConfig, engine: Engine, stop: asyncio.Event,
         return ensure_run(connection, run=run.run, kind="live", policy=run.policy, recipe=run.recipe)
 
     making = asyncio.ensure_future(
-        until_done(
-            lambda: transactions.run(make), transient=is_transient, health=health, part="run", in_words=in_words
-        )
+        until_done(lambda: transactions.run(make), transient=is_transient, health=health, part="run", in_words=in_words)
     )
     stopping = asyncio.ensure_future(stop.wait())
     try:

@@ -85,9 +85,7 @@ class Recording:
         self.engine: Engine = make_engine(url, pool_size=4, application_name="test")
         self._offset = 0
         with self.engine.begin() as connection:
-            ensure_run(
-                connection, run="live", kind="live", policy="policy", recipe=recipe or recipe_named("combine")
-            )
+            ensure_run(connection, run="live", kind="live", policy="policy", recipe=recipe or recipe_named("combine"))
 
     def record(self, *data: EventData | WireRecord) -> Outcome:
         """Deliver in one batch."""

@@ -36,7 +36,7 @@ def test_a_silent_session_is_closed_by_an_event_and_its_last_turn_is_judged(reco
     assert closings(recording) == 0, "workers that find the same session write one event"
     topic, key, value = recording.one("SELECT topic, key, value FROM outbox WHERE key = 's'")
     assert (topic, key) == ("agent-events", "s")
-    (row,) = [row for row in recording.rows("SELECT message_id, message_type FROM outbox WHERE key = 's'")]
+    (row,) = list(recording.rows("SELECT message_id, message_type FROM outbox WHERE key = 's'"))
     headers = [("ce_id", row[0].encode()), ("ce_source", SOURCE.encode()), ("ce_type", row[1].encode())]
     assert decode(value, headers).data == SessionClosed(session_id="s", reason="idle")
     deliver_outbox(recording)

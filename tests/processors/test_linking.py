@@ -131,28 +131,28 @@ def test_after_an_aborted_turn_the_users_text_judges_only_the_aborted_one(record
 
 
 CANNOT_BE_TRAINED = [
-    (dict(tokens=Tokens()), "no_tokens"),
-    (dict(tokens=Tokens(source="engine")), "no_tokens"),
-    (dict(tokens=Tokens(source="engine", prompt_ids=[1])), "no_tokens"),
-    (dict(tokens=Tokens(source="retokenised", prompt_ids=[1], response_ids=[2])), "retokenised"),
+    ({"tokens": Tokens()}, "no_tokens"),
+    ({"tokens": Tokens(source="engine")}, "no_tokens"),
+    ({"tokens": Tokens(source="engine", prompt_ids=[1])}, "no_tokens"),
+    ({"tokens": Tokens(source="retokenised", prompt_ids=[1], response_ids=[2])}, "retokenised"),
     (
-        dict(tokens=Tokens(source="engine", prompt_ids=[1], response_ids=[1, 2, 3], response_logprobs=[-1.0, -2.0])),
+        {"tokens": Tokens(source="engine", prompt_ids=[1], response_ids=[1, 2, 3], response_logprobs=[-1.0, -2.0])},
         "logprob_length_mismatch",
     ),
     (
-        dict(tokens=Tokens(source="engine", prompt_ids=[1], response_ids=[1, 2], response_logprobs=[-1.0, -1e39])),
+        {"tokens": Tokens(source="engine", prompt_ids=[1], response_ids=[1, 2], response_logprobs=[-1.0, -1e39])},
         "non_finite_logprob",
     ),
-    (dict(policy=PolicyRef(name="policy")), "unknown_version"),
-    (dict(policy=PolicyRef(name="policy", spans=[VersionSpan(version=None, start=0, end=3)])), "unknown_version"),
-    (dict(policy=PolicyRef(name="policy", spans=[VersionSpan(version=1, start=0, end=2)])), "unknown_version"),
+    ({"policy": PolicyRef(name="policy")}, "unknown_version"),
+    ({"policy": PolicyRef(name="policy", spans=[VersionSpan(version=None, start=0, end=3)])}, "unknown_version"),
+    ({"policy": PolicyRef(name="policy", spans=[VersionSpan(version=1, start=0, end=2)])}, "unknown_version"),
     (
-        dict(
-            policy=PolicyRef(
+        {
+            "policy": PolicyRef(
                 name="policy",
                 spans=[VersionSpan(version=1, start=0, end=1), VersionSpan(version=2, start=2, end=3)],
             )
-        ),
+        },
         "unknown_version",
     ),
 ]
@@ -185,7 +185,7 @@ def test_spans_may_come_in_any_order_and_a_log_prob_of_nan_is_told() -> None:
 
 
 def test_every_reason_given_is_of_the_closed_list() -> None:
-    kinds = [dict(kind="side"), dict(finish_reason="aborted"), dict(finish_reason="error")]
+    kinds = [{"kind": "side"}, {"finish_reason": "aborted"}, {"finish_reason": "error"}]
     for fields in [*kinds, *(fields for fields, _ in CANNOT_BE_TRAINED)]:
         drop = untrainable(turn("a", **fields))
         assert drop is not None

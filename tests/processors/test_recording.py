@@ -164,8 +164,10 @@ def test_an_absent_value_is_null_and_not_the_json_null(recording: Recording) -> 
 
 def test_several_closing_events_end_the_same_in_either_order(recording: Recording) -> None:
     for session, order in (("x", (0, 1)), ("y", (1, 0))):
-        closings = [SessionClosed(session_id=session, reason="done", turns=4, next_states=3),
-                    SessionClosed(session_id=session, reason="idle")]
+        closings = [
+            SessionClosed(session_id=session, reason="done", turns=4, next_states=3),
+            SessionClosed(session_id=session, reason="idle"),
+        ]
         for index in order:
             recording.record(wire(closings[index], f"{session}-{index}"))
     rows = recording.rows("SELECT close_reason, expected_turns, expected_next_states FROM sessions ORDER BY session_id")
@@ -214,9 +216,10 @@ def test_the_ledger_counts_the_turns_from_the_runs_start_to_its_end(recording: R
     with recording.engine.begin() as connection:
         end_run(connection, "live")
     recording.record(turn("c"))
-    assert recording.rows(
-        "SELECT run, turns_seen, pending, dropped, balance FROM ledger ORDER BY run"
-    ) == [("later", 3, 2, 1, 0), ("live", 3, 2, 1, 0)]
+    assert recording.rows("SELECT run, turns_seen, pending, dropped, balance FROM ledger ORDER BY run") == [
+        ("later", 3, 2, 1, 0),
+        ("live", 3, 2, 1, 0),
+    ]
 
 
 def test_a_run_that_starts_while_turns_are_inserted_balances(recording: Recording) -> None:
