@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table
+from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -16,7 +16,7 @@ _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 def insert_new(
     connection: Connection, table: Table, rows: Sequence[dict[str, Any]], *, returning: Sequence[str] = ()
-) -> list[Row[Any]]:
+) -> list[Any]:
     """Insert `rows`, all with the same keys; those whose key exists already, in the table or earlier in `rows`, are
     left as they are. Returns the `returning` columns of the new rows, in no order.
 
