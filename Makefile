@@ -41,5 +41,5 @@ distclean: clean  ## clean, and remove both environments too
 	rm -rf .venv .venv-vllm
 
 .venv .venv-vllm:
-	@test -n '$(PYTHON)' || { echo 'No Python 3.11 or newer on the PATH: install one, or make PYTHON=/path/to/python3'; exit 2; }
+	@command -v '$(PYTHON)' >/dev/null || { echo 'No Python 3.11 or newer found: install one, or make PYTHON=/path/to/python3'; exit 2; }
 	@$(PYTHON) tools/make_env.py $(if $(filter .venv,$@),main,main vllm)
