@@ -44,6 +44,7 @@ def make_engine(url: str, *, pool_size: int, application_name: str) -> Engine:
         url,
         pool_size=pool_size,
         max_overflow=0,
+        hide_parameters=True,  # they are what people said, and an error goes to the log
         json_serializer=to_json,
         json_deserializer=msgspec.json.decode,
         connect_args={

@@ -34,13 +34,15 @@ def server(url: str, **more: Any) -> ServerConfig:
     return ServerConfig(**{"url": url, "model": "policy", "timeout_s": 60.0, "concurrency": 8, **more})
 
 
-def evaluators(judge: str | None = None, teacher: str | None = None, **more: Any) -> EvaluatorsConfig:
+def evaluators(
+    judge: str | None = None, teacher: str | None = None, *, timeout_s: float = 60.0, **more: Any
+) -> EvaluatorsConfig:
     """A service with short waits."""
     fields: dict[str, Any] = {
         "worker": "tester",
-        "judge": server(judge) if judge else None,
-        "teacher": server(teacher) if teacher else None,
-        "policy": server(teacher) if teacher else None,
+        "judge": server(judge, timeout_s=timeout_s) if judge else None,
+        "teacher": server(teacher, timeout_s=timeout_s) if teacher else None,
+        "policy": server(teacher, timeout_s=timeout_s) if teacher else None,
         "concurrency": 8,
         "lease_s": 5.0,
         "backoff_base_s": 0.05,
