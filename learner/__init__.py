@@ -1,0 +1,1 @@
+"""Micro-batches become weight versions. The math (advantages, losses, steps) knows nothing of Kafka or SQL."""

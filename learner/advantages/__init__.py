@@ -1,0 +1,1 @@
+"""One advantage a file: what each token of a response is credited with."""

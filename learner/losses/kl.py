@@ -1,0 +1,30 @@
+"""Estimators of KL(policy || reference) from sampled tokens (Schulman, "Approximating KL Divergence", 2020).
+
+With d = l_policy - l_reference: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, low variance),
+k3 = exp(-d) - 1 + d (unbiased and never negative).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(policy_N: Tensor, reference_N: Tensor, mask_N: Tensor, estimator: KlEstimator) -> Tensor:
+    """Per-token estimate [N] in nats; 0 where `mask_N` is False. Masked before exp.
+
+    Raises:
+        ValueError: no such estimator.
+    """
+    difference_N = torch.where(mask_N, policy_N, 0.0) - torch.where(mask_N, reference_N, 0.0)
+    if estimator == "k1":
+        return difference_N
+    if estimator == "k2":
+        return difference_N.square() / 2
+    if estimator == "k3":
+        return torch.expm1(-difference_N) + difference_N
+    raise ValueError(f"no KL estimator {estimator!r}; there are k1, k2, k3")

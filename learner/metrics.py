@@ -1,0 +1,62 @@
+"""What every step logs. NaN and infinity never reach a log: what cannot be said is absent (None)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from learner.losses.kl import kl_estimate
+from learner.objective import Objective
+
+Metrics = dict[str, float | None]
+
+_PERCENTILES = {"p01": 0.01, "p50": 0.50, "p99": 0.99}
+
+
+def finite(value: float) -> float | None:
+    """`value`, or None where it is NaN or infinite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def masked(values_N: Tensor, mask_N: Tensor) -> Tensor:
+    """The values where the mask is True, float64."""
+    return values_N[mask_N].double()
+
+
+def _mean(values: Tensor) -> float | None:
+    return finite(float(values.mean())) if values.numel() else None
+
+
+def objective_metrics(objective: Objective) -> Metrics:
+    """Tokens and advantages of each signal."""
+    metrics: Metrics = {"tokens": float(objective.kept.sum())}
+    for name, (advantage_N, mask_N) in objective.signals.items():
+        values = masked(advantage_N, mask_N)
+        metrics[f"{name}_tokens"] = float(values.numel())
+        metrics[f"{name}_advantage_mean"] = _mean(values)
+        metrics[f"{name}_advantage_std"] = finite(float(values.std(unbiased=False))) if values.numel() else None
+    return metrics
+
+
+def log_prob_metrics(new_N: Tensor, behaviour_N: Tensor, entropy_N: Tensor, kept_N: Tensor) -> Metrics:
+    """Ratio percentiles, engine-trainer gap, KL(policy || behaviour) and entropy over the kept tokens, in nats.
+
+    The gap compares the trainer's log-probs before the step with the engine's as sampled, so it holds both the
+    numerical mismatch and the distance that the weights have moved since (see staleness).
+    """
+    if not kept_N.any():
+        return {}
+    gap = masked(new_N - behaviour_N, kept_N)
+    ratio = gap.exp()
+    metrics: Metrics = {
+        f"ratio_{name}": finite(float(torch.quantile(ratio, share))) for name, share in _PERCENTILES.items()
+    }
+    metrics["ratio_max"] = finite(float(ratio.max()))
+    metrics["logprob_gap_mean"] = _mean(gap.abs())
+    metrics["logprob_gap_max"] = finite(float(gap.abs().max()))
+    for estimator in ("k1", "k3"):
+        metrics[f"kl_{estimator}"] = _mean(masked(kl_estimate(new_N, behaviour_N, kept_N, estimator), kept_N))
+    metrics["entropy"] = _mean(masked(entropy_N, kept_N))
+    return metrics

@@ -1,0 +1,76 @@
+"""AdamW on float32 master weights of a model that computes in a lower precision.
+
+bfloat16 has 8 bits of mantissa: an update below 1/256 of a weight would be rounded away, so the weights that learn are
+float32 and the model holds their rounded copies. Gradients are summed in float32 as well.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class MasterAdamW:
+    """AdamW (Loshchilov & Hutter 2019) over float32 copies of `model`'s trainable parameters."""
+
+    def __init__(
+        self, model: nn.Module, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    ) -> None:
+        self._params = [p for p in model.parameters() if p.requires_grad]
+        self.masters = [p.detach().to(torch.float32, copy=True) for p in self._params]
+        self._gradients: list[Tensor | None] = [None] * len(self._params)
+        self._adam = torch.optim.AdamW(
+            self.masters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, foreach=True
+        )
+
+    def collect(self) -> None:
+        """Add the model's gradients to the float32 sums and clear them; call after each backward pass."""
+        for place, parameter in enumerate(self._params):
+            if parameter.grad is None:
+                continue
+            total = self._gradients[place]
+            if total is None:
+                self._gradients[place] = parameter.grad.to(torch.float32, copy=True)
+            else:
+                total += parameter.grad
+            parameter.grad = None
+
+    def discard(self) -> None:
+        """Forget the collected gradients."""
+        self._gradients = [None] * len(self._params)
+
+    def gradient_norm(self) -> float:
+        """L2 norm over all collected gradients; not finite where any of them is not."""
+        squares = [float(g.square().sum(dtype=torch.float64)) for g in self._gradients if g is not None]
+        return math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else math.nan
+
+    def step(self, max_norm: float, norm: float) -> None:
+        """One update with the collected gradients, scaled down to `max_norm` where their `norm` is above it; then the
+        model gets the rounded copies and the gradients are forgotten."""
+        scale = min(1.0, max_norm / norm) if norm > 0 else 1.0
+        for master, gradient in zip(self.masters, self._gradients, strict=True):
+            master.grad = None if gradient is None else gradient.mul_(scale)
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+        self.discard()
+        self._copy_to_model()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masters and moments, exact."""
+        return {"masters": self.masters, "adam": self._adam.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore exactly what `state_dict` gave, and the model's copies with it."""
+        with torch.no_grad():
+            for master, saved in zip(self.masters, state["masters"], strict=True):
+                master.copy_(saved)
+        self._adam.load_state_dict(state["adam"])
+        self._copy_to_model()
+
+    @torch.no_grad()
+    def _copy_to_model(self) -> None:
+        for parameter, master in zip(self._params, self.masters, strict=True):
+            parameter.copy_(master)
