@@ -22,10 +22,12 @@ from learner.optimizer import MasterAdamW
 @dataclass(frozen=True)
 class StepResult:
     """What a micro-batch did. `skipped_reason`: `masked_batch` or `non_finite_batch` where no step was taken and the
-    parameters are bit for bit what they were; else None."""
+    parameters are bit for bit what they were; else None. `carried`: for each sample whether any token of it carried a
+    gradient."""
 
     metrics: Metrics
     skipped_reason: str | None
+    carried: list[bool]
 
 
 @dataclass
@@ -76,7 +78,8 @@ class PolicyTrainer:
         objective = build_objective(samples, self.options)
         metrics = objective_metrics(objective)
         if not objective.components:
-            return StepResult(metrics, "masked_batch")
+            return StepResult(metrics, "masked_batch", [False] * len(samples))
+        carried = [bool(kept.any()) for kept in objective.kept.split([len(s.response_ids) for s in samples])]
         forwards = plan_forwards(samples, self.options.tokens_per_forward)
         reference_N = self._reference_log_probs(forwards, objective)
         proximal_N: Tensor | None = None
@@ -96,9 +99,9 @@ class PolicyTrainer:
             if finite(norm) is None or finite(done.loss) is None:
                 self.optimizer.discard()
                 # With several steps an earlier one has moved the weights; that one was sound and stays.
-                return StepResult(metrics, "non_finite_batch" if number == 0 else None)
+                return StepResult(metrics, "non_finite_batch" if number == 0 else None, carried)
             self.optimizer.step(self.options.max_grad_norm, norm)
-        return StepResult(metrics, None)
+        return StepResult(metrics, None, carried)
 
     def _backward(
         self, forwards: list[Forward], objective: Objective, proximal_N: Tensor | None, reference_N: Tensor | None
