@@ -294,3 +294,26 @@ def test_broken_connections_in_the_middle_of_transactions_cost_nothing(pipeline:
     pipeline.wait_for_events(len(records))
     assert pipeline.stop(worker) == EXIT_OK
     assert_whole(pipeline, sessions)
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_paused_beyond_its_session_comes_back_as_a_stranger(pipeline: Pipeline) -> None:
+    """SIGSTOP, as a snapshot of the machine does: the group goes on without it, and what it still holds is a repeat."""
+    sessions = 300
+    records = conversations(sessions)
+    paused, other = pipeline.start(batch_events=8), pipeline.start(batch_events=8)
+    pipeline.publish(records[:1200])
+    pipeline.wait_for_events(100)
+    paused.send_signal(signal.SIGSTOP)
+    pipeline.publish(records[1200:])
+    # It may be paused in a transaction that holds a session's lock: the database ends that after a minute.
+    pipeline.wait_for_events(len(records), seconds=120.0)
+    paused.send_signal(signal.SIGCONT)
+    late = [wire(next_state(f"late-{i}", f"session-{i}-t0", f"session-{i}")) for i in range(100)]
+    pipeline.publish(late)
+    pipeline.wait_for_events(len(records) + len(late))
+    assert (pipeline.stop(paused), pipeline.stop(other)) == (EXIT_OK, EXIT_OK)
+    assert pipeline.value("SELECT count(*) FROM turns") == sessions * 4
+    assert pipeline.value("SELECT count(*) FROM evaluations") == 3 * sessions * 4
+    assert pipeline.value("SELECT balance FROM ledger") == 0
+    assert pipeline.committed() == len(records) + len(late)

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 from kafka import KafkaConsumer
+from kafka.admin import KafkaAdminClient, NewTopic
 
 from processors.database import make_engine
 from processors.health import Health
 from processors.relay import RelayConfig, relay_once, run_relay
 from schemas.envelope import WireRecord, decode, encode, new_event
 from schemas.events import SESSION_CLOSED, SessionClosed
-from schemas.publish import AckedPublisher, PublishFailed
-from schemas.topics import AGENT_EVENTS, MICRO_BATCHES, SIGNALS
+from schemas.publish import PublishFailed
+from schemas.topics import AGENT_EVENTS, MICRO_BATCHES, SIGNALS, topic_specs
 from tests.processors.conversations import Recording
 from tests.processors.evaluating import until
 
@@ -134,6 +135,14 @@ def consumer(broker: str) -> Iterator[KafkaConsumer]:
     reader.close()
 
 
+def make_topics(broker: str) -> None:
+    """Have the topics, as `hindstream topics create` makes them."""
+    admin = KafkaAdminClient(bootstrap_servers=broker)
+    missing = [spec for spec in topic_specs() if spec.name not in admin.list_topics()]
+    admin.create_topics([NewTopic(name=spec.name, num_partitions=spec.partitions) for spec in missing])
+    admin.close()
+
+
 def read(consumer: KafkaConsumer, n: int) -> list[Any]:
     """`n` records from where the reader stands."""
     records: list[Any] = []
@@ -149,10 +158,7 @@ async def test_the_service_sends_to_a_real_broker_until_stopped(
     recording: Recording, broker: str, consumer: KafkaConsumer
 ) -> None:
     tag = secrets.token_hex(4)
-    publisher = AckedPublisher(broker, client_id="test")  # makes the topics where the broker makes them by itself
-    for topic in (SIGNALS, AGENT_EVENTS):
-        publisher.publish(topic, [WireRecord(key=b"warm", value=b"{}", headers=[])])
-    publisher.close()
+    make_topics(broker)
     ids = [f"{tag}-{i}" for i in range(30)]
     put(recording, *ids)
     closing = encode(new_event(SessionClosed(session_id=tag, reason="idle"), id=f"idle-{tag}", source="x"))
@@ -170,7 +176,7 @@ async def test_the_service_sends_to_a_real_broker_until_stopped(
     await asyncio.wait_for(running, 10)
 
     consumer.subscribe([SIGNALS, AGENT_EVENTS])
-    records = await asyncio.to_thread(read, consumer, 34)
+    records = await asyncio.to_thread(read, consumer, 32)
     mine = [dict(r.headers)["ce_id"].decode() for r in records if r.topic == SIGNALS and r.key == b"k"]
     assert [name for name in mine if name.startswith(tag)] == [*ids, f"{tag}-more"]
     (event,) = [decode(r.value, r.headers) for r in records if r.key == tag.encode()]
@@ -183,7 +189,7 @@ async def test_a_broker_that_is_away_is_waited_for_and_a_stop_is_heard(recording
     stop, health = asyncio.Event(), Health()
     config = RelayConfig(bootstrap_servers="127.0.0.1:9", timeout_s=1.0)
     running = asyncio.create_task(run_relay(config, recording.engine, stop, health))
-    await until(lambda: health.parts.get("relay", ("", ""))[0] == "waiting", 60)
+    await until(lambda: health.parts.get(f"relay {SIGNALS}", ("", ""))[0] == "waiting", 60)
     assert unsent(recording) == ["m"]
     stop.set()
     await asyncio.wait_for(running, 60)
