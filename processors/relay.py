@@ -8,7 +8,7 @@ early and committed late would be skipped by a reader that remembers the highest
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -100,30 +100,40 @@ def relay_once(connection: Connection, publisher: Publisher, topic: str, n: int)
     return len(rows)
 
 
-async def run_relay(
-    config: RelayConfig,
-    engine: Engine,
-    stop: asyncio.Event,
-    health: Health,
-    *,
-    connect: Callable[[RelayConfig], AckedPublisher] | None = None,
-) -> None:
+async def run_relay(config: RelayConfig, engine: Engine, stop: asyncio.Event, health: Health) -> None:
     """Send what is in the outbox until `stop`; a database or broker that is away is waited for.
+
+    Each topic goes its own way, so that one which the broker refuses does not hold up the others.
 
     Raises:
         SQLAlchemyError: the database refuses for a reason that does not pass.
     """
-    transactions = Transactions(engine, threads=1, name="relay")
-    pause = Pause(stop, health, "relay")
+    transactions = Transactions(engine, threads=len(TOPICS), name="relay")
+    topics = [asyncio.create_task(_relay(config, transactions, topic, stop, health)) for topic in TOPICS]
+    try:
+        await asyncio.wait(topics, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in topics:
+            task.cancel()
+        ended = await asyncio.gather(*topics, return_exceptions=True)
+        await asyncio.to_thread(transactions.close)
+    for fault in ended:
+        if isinstance(fault, Exception):
+            raise fault
+
+
+async def _relay(
+    config: RelayConfig, transactions: Transactions, topic: str, stop: asyncio.Event, health: Health
+) -> None:
+    pause = Pause(stop, health, f"relay {topic}")
     publisher: AckedPublisher | None = None
     try:
         while not stop.is_set():
             sent = 0
             try:
                 if publisher is None:
-                    publisher = await asyncio.to_thread(connect or _connect, config)
-                for topic in TOPICS:
-                    sent += await transactions.run(relay_once, publisher, topic, config.batch)
+                    publisher = await asyncio.to_thread(_connect, config, topic)
+                sent = await transactions.run(relay_once, publisher, topic, config.batch)
                 pause.succeeded()
             except (PublishFailed, KafkaError) as err:
                 await pause.after_fault(str(err) or type(err).__name__)
@@ -134,10 +144,9 @@ async def run_relay(
             if not sent:
                 await pause.wait(config.poll_s)
     finally:
-        transactions.close()
         if publisher is not None:
             await asyncio.to_thread(publisher.close)
 
 
-def _connect(config: RelayConfig) -> AckedPublisher:
-    return AckedPublisher(config.bootstrap_servers, client_id="hindstream-relay", timeout_s=config.timeout_s)
+def _connect(config: RelayConfig, topic: str) -> AckedPublisher:
+    return AckedPublisher(config.bootstrap_servers, client_id=f"hindstream-relay-{topic}", timeout_s=config.timeout_s)

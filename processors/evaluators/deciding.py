@@ -17,13 +17,15 @@ def asks_a_model(recipe: Recipe) -> bool:
 
 
 def by_rules(claim: Claim, answered: Answered, recipe: Recipe) -> Outcome | None:
-    """The outcome of a reward or hint without a model; None where a model must be asked."""
+    """The outcome without a model server; None where one must be asked, as a teacher always must."""
     opinion: Opinion | HintOpinion | None
     try:
         if claim.signal == "reward" and recipe.judge is not None:
             opinion = reward_by_rules(recipe.judge, answered)
         elif claim.signal == "hint" and recipe.hint is not None:
             opinion = hint_by_rules(recipe.hint, answered)
+        elif claim.signal == "teacher" and recipe.teacher is not None:
+            opinion = None
         else:
             return failed(claim, answered, f"recipe {recipe.name!r} asks for no {claim.signal}")
     except InvalidRecipe as err:

@@ -50,7 +50,7 @@ FROM unnest(%(runs)s::text[], %(turns)s::text[], %(signals)s::text[], %(workers)
      AS mine(run, turn_id, signal, worker, attempt)
 WHERE (e.run, e.turn_id, e.signal) = (mine.run, mine.turn_id, mine.signal)
   AND e.state = 'claimed' AND e.worker = mine.worker AND e.attempts = mine.attempt
-RETURNING e.run, e.turn_id, e.signal
+RETURNING e.run, e.turn_id, e.signal, mine.worker, mine.attempt
 """
 
 
@@ -132,5 +132,5 @@ def _update_held(
             **parameters,
         },
     )
-    kept = {(row.run, row.turn_id, row.signal) for row in found}
-    return {claim for claim in claims if (claim.run, claim.turn_id, claim.signal) in kept}
+    kept = {(row.run, row.turn_id, row.signal, row.worker, row.attempt) for row in found}
+    return {claim for claim in claims if (claim.run, claim.turn_id, claim.signal, claim.worker, claim.attempt) in kept}

@@ -176,7 +176,7 @@ async def test_tokenizers_are_compared_where_the_servers_differ(vllm_server: str
                 answer = await super().post(path, body)
                 return {**answer, "tokens": [token + 1 for token in answer["tokens"]]}
 
-        other = Shifted(server(vllm_server, url=vllm_server.replace("127.0.0.1", "localhost")), http)
+        other = Shifted(server(vllm_server.replace("127.0.0.1", "localhost")), http)
         with pytest.raises(TokenizerMismatch, match="does not tokenize as the policy"):
             await check_same_tokenizer(real, other)
 
