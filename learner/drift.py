@@ -56,7 +56,7 @@ def measure_drift(base: Path, policy: Path, answers: Sequence[tuple[list[int], l
 def _scores(
     path: Path, answers: Sequence[tuple[list[int], list[int]]], text_ids: list[int]
 ) -> tuple[torch.Tensor, float]:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
     pieces = [_log_probs(model, prompt + response)[len(prompt) - 1 :] for prompt, response in answers]
     return torch.cat(pieces), float(_log_probs(model, text_ids).mean())
 

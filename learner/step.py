@@ -79,7 +79,7 @@ class PolicyTrainer:
         metrics = objective_metrics(objective)
         if not objective.components:
             return StepResult(metrics, "masked_batch", [False] * len(samples))
-        carried = [bool(kept.any()) for kept in objective.kept.split([len(s.response_ids) for s in samples])]
+        carried = [bool(kept.any()) for kept in torch.split(objective.kept, [len(s.response_ids) for s in samples])]
         forwards = plan_forwards(samples, self.options.tokens_per_forward)
         reference_N = self._reference_log_probs(forwards, objective)
         proximal_N: Tensor | None = None

@@ -130,4 +130,4 @@ class Pipeline:
         """Stop everything that was started here."""
         self.services.stop()
         self.engine.dispose()
-        self.stack.down(("broker", "postgres"))
+        self.stack.remove()

