@@ -12,7 +12,7 @@ import threading
 import time
 
 import torch
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Connection, Engine, select, text
 
 from learner import checkpoints
 from learner.base_version import ensure_base_version
@@ -20,7 +20,7 @@ from learner.batches import Loaded, load_samples, micro_batch_state
 from learner.collate import InvalidSample
 from learner.commit import NewVersion, SampleEnd, StepRecord, commit_step
 from learner.config import LearnerConfig
-from learner.database import make_engine, patiently
+from learner.database import Stopped, in_transaction, make_engine
 from learner.manifest import Lineage
 from learner.micro_batch_log import MicroBatchLog
 from learner.options import step_options
@@ -55,12 +55,14 @@ def run_learner(config: LearnerConfig) -> None:
             signal.signal(number, lambda *_: stop.set())
     if config.threads:
         torch.set_num_threads(config.threads)
-    engine = make_engine(config.database_url)
+    engine = make_engine(config.database_url, "hindstream-learner")
     try:
         ensure_base_version(engine, config.policy, config.model_dir, config.weights_dir, config.fault)
         recipe = _recipe(engine, config, stop)
         if recipe is not None:
             _Learner(config, engine, recipe, stop).run()
+    except Stopped:
+        _log.info("stopped while the database was away")
     finally:
         engine.dispose()
 
@@ -105,22 +107,17 @@ class _Learner:
         )
 
     def _load_newest(self) -> Policy:
-        version = patiently(self._newest_version, self._stop.is_set)
+        version = in_transaction(self._engine, self._stop, self._newest_version)
         _log.info("policy %s: training goes on from version %d", self._config.policy, version)
         return Policy(self._config, step_options(self._recipe, self._config.tokens_per_forward), version)
 
-    def _newest_version(self) -> int:
-        with self._engine.connect() as connection:
-            return int(
-                connection.execute(
-                    text("SELECT max(version) FROM weight_versions WHERE policy = :policy"),
-                    {"policy": self._config.policy},
-                ).scalar_one()
-            )
+    def _newest_version(self, connection: Connection) -> int:
+        query = text("SELECT max(version) FROM weight_versions WHERE policy = :policy")
+        return int(connection.execute(query, {"policy": self._config.policy}).scalar_one())
 
     def _consume(self, message: MicroBatchPublished) -> None:
         started = time.monotonic()
-        loaded = patiently(lambda: self._load(message), self._stop.is_set)
+        loaded = in_transaction(self._engine, self._stop, lambda connection: self._load(connection, message))
         if loaded is None:
             return
         if message.recipe_digest != self._recipe.digest():
@@ -131,7 +128,7 @@ class _Learner:
         self._config.fault("after_load")
         record = self._train(message, loaded, started)
         self._config.fault("before_commit")
-        patiently(lambda: self._commit(record), self._stop.is_set)
+        in_transaction(self._engine, self._stop, lambda connection: self._commit(connection, record))
         self._config.fault("after_commit")
         self._consumed += 1
         if record.made is not None:
@@ -146,16 +143,16 @@ class _Learner:
             record.seconds,
         )
 
-    def _load(self, message: MicroBatchPublished) -> list[Loaded] | None:
+    @staticmethod
+    def _load(connection: Connection, message: MicroBatchPublished) -> list[Loaded] | None:
         """The samples; None where the micro-batch is consumed."""
-        with self._engine.connect() as connection:
-            state = micro_batch_state(connection, message.micro_batch_id)
-            if state is None:
-                raise LearnerHeld(
-                    f"micro-batch {message.micro_batch_id} (seq {message.seq}) is on the log and not in the database: "
-                    "they do not belong together"
-                )
-            return None if state == "consumed" else load_samples(connection, message)
+        state = micro_batch_state(connection, message.micro_batch_id)
+        if state is None:
+            raise LearnerHeld(
+                f"micro-batch {message.micro_batch_id} (seq {message.seq}) is on the log and not in the database: "
+                "they do not belong together"
+            )
+        return None if state == "consumed" else load_samples(connection, message)
 
     def _train(self, message: MicroBatchPublished, loaded: list[Loaded], started: float) -> StepRecord:
         version, bound = self._policy.version, self._recipe.batch.max_staleness
@@ -205,10 +202,10 @@ class _Learner:
             seconds=time.monotonic() - started,
         )
 
-    def _commit(self, record: StepRecord) -> None:
-        with self._engine.begin() as connection:
-            if not commit_step(connection, record):
-                _log.info("micro-batch %d was committed before its answer was lost", record.message.seq)
+    @staticmethod
+    def _commit(connection: Connection, record: StepRecord) -> None:
+        if not commit_step(connection, record):
+            _log.info("micro-batch %d was committed before its answer was lost", record.message.seq)
 
     def _prune(self) -> None:
         version = self._policy.version

@@ -91,7 +91,7 @@ async def follow(config: FollowConfig, stop: asyncio.Event) -> None:
     version that cannot be loaded is recorded as failed, the one before is loaded again, and it is tried once more
     later; a newer version takes its place.
     """
-    engine = make_engine(config.database_url)
+    engine = make_engine(config.database_url, "hindstream-weights")
     log = await asyncio.to_thread(WeightsLog, config.bootstrap_servers, config.policy)
     served: WeightsPublished | None = None
     not_before = next_check = 0.0
