@@ -82,7 +82,7 @@ class Linked:
 def link(connection: Connection, session_ids: Iterable[str]) -> Linked:
     """Complete the turns of the sessions that can be, open evaluations for what was answered, drop what was not.
 
-    Runs in the caller's transaction, which holds the sessions' locks (`processors.recording.lock_sessions`). Calling
+    Runs in the caller's transaction, which holds the sessions' locks (`processors.sessions.lock_sessions`). Calling
     it again changes nothing. A turn that cannot be trained is judged all the same, unless it is a side turn, was
     aborted or failed; only the teacher is left out.
     """

@@ -15,8 +15,9 @@ from sqlalchemy import text
 
 from processors.database import make_engine
 from processors.dead_letters import Delivery
-from processors.recording import Outcome, lock_sessions, record
+from processors.recording import Outcome, record
 from processors.runs import RunMismatch, end_run, ensure_run
+from processors.sessions import lock_sessions
 from schemas.arrays import unpack_floats, unpack_ids
 from schemas.claim_check import DirectoryBlobStore
 from schemas.envelope import WireRecord, encode
