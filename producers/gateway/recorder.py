@@ -1,0 +1,189 @@
+"""Putting events on the log, or on the disk while the broker is away: "recorded" means acknowledged.
+
+Two threads, since kafka-python blocks. The writer takes whatever waits as one batch: many requests share one
+acknowledgement or one sync. The sender empties the spool in order when the broker is back. While anything is in the
+spool, new events go behind it; so nothing waits for a broker that is known to be away.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Literal
+
+from kafka.errors import KafkaError
+
+from producers.gateway.config import GatewayConfig
+from producers.gateway.spool import Spool, SpoolFull
+from schemas.claim_check import DirectoryBlobStore
+from schemas.envelope import Event, WireRecord, encode
+from schemas.publish import AckedPublisher, PublishFailed
+from schemas.topics import AGENT_EVENTS
+
+log = logging.getLogger(__name__)
+
+Recorded = Literal["true", "spooled", "false"]
+"""What a caller hears: on the log; on the gateway's disk; nowhere, because disk or spool is full."""
+
+_BATCH = 256
+"""Submissions that share one acknowledgement; at 10 kB a turn this is 2.5 MB in flight."""
+
+_SEND_RECORDS = 500
+"""Records of the spool that are sent with one wait, so that a stop need not wait for a whole segment."""
+
+_Item = tuple[Sequence[Event], "Future[Recorded]"]
+
+
+class Recorder:
+    """Records events in the order in which they are submitted. `start` before use, `stop` after.
+
+    Raises:
+        SpoolInUse: another gateway has the spool directory.
+    """
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._blobs = DirectoryBlobStore(config.blob_dir)
+        self._spool = Spool(config.spool_dir, config.spool_max_bytes)
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._publisher: AckedPublisher | None = None
+        self._publisher_lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._wake_sender = threading.Event()
+        self._away = False
+        self.counts: dict[Recorded, int] = {"true": 0, "spooled": 0, "false": 0}
+        self._writer = threading.Thread(target=self._write, name="recorder-writer", daemon=True)
+        self._sender = threading.Thread(target=self._send, name="recorder-sender", daemon=True)
+
+    def start(self) -> None:
+        """Start both threads; what an earlier process left in the spool is sent first."""
+        if not self._spool.empty:
+            log.warning("%d bytes wait in the spool from an earlier run; they are sent first", self._spool.bytes)
+        self._writer.start()
+        self._sender.start()
+
+    def submit(self, events: Sequence[Event]) -> Future[Recorded]:
+        """Record `events`, all or none. Returns at once; the future never fails and tells where they are."""
+        future: Future[Recorded] = Future()
+        self._queue.put((events, future))
+        return future
+
+    def stop(self) -> None:
+        """Record what was submitted, then end. Blocks for at most a few of the publisher's timeouts."""
+        self._queue.put(None)
+        self._writer.join()
+        self._stopping.set()
+        self._wake_sender.set()
+        self._sender.join()
+        if self._publisher is not None:
+            self._publisher.close()
+        self._spool.close()
+
+    @property
+    def broker_away(self) -> bool:
+        """Whether the broker did not acknowledge the last time it was tried."""
+        return self._away
+
+    @property
+    def spool_bytes(self) -> int:
+        """Bytes that wait on disk."""
+        return self._spool.bytes
+
+    def _write(self) -> None:
+        while (item := self._queue.get()) is not None:
+            items, last = [item], False
+            while len(items) < _BATCH:
+                try:
+                    more = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if more is None:
+                    last = True
+                    break
+                items.append(more)
+            self._record(items)
+            if last:
+                return
+
+    def _record(self, items: list[_Item]) -> None:
+        encoded = []
+        for events, future in items:
+            try:
+                encoded.append(([encode(event, self._blobs) for event in events], future))
+            except Exception:  # a full disk for a claim check, or a value that is no JSON: this one, not its neighbours
+                log.exception("an event of %s could not be encoded; it is not recorded", events[0].subject)
+                self._settle(future, "false")
+        if not encoded:
+            return
+        if self._spool.empty and not self._away and self._publish([r for records, _ in encoded for r in records]):
+            for _, future in encoded:
+                self._settle(future, "true")
+            return
+        for records, future in encoded:
+            self._settle(future, self._keep(records))
+        self._wake_sender.set()
+
+    def _keep(self, records: list[WireRecord]) -> Recorded:
+        try:
+            self._spool.append(records)
+        except (SpoolFull, OSError) as err:
+            log.error("a turn is not recorded: the broker is away and %s", err)  # noqa: TRY400 - no traceback each
+            return "false"
+        return "spooled"
+
+    def _settle(self, future: Future[Recorded], outcome: Recorded) -> None:
+        self.counts[outcome] += 1
+        if future.set_running_or_notify_cancel():
+            future.set_result(outcome)
+
+    def _send(self) -> None:
+        """Until stopped: send the spool, wait, try again."""
+        while not self._stopping.is_set():
+            if self._send_spool():
+                self._wake_sender.wait()
+                self._wake_sender.clear()
+            else:
+                self._stopping.wait(self._config.retry_s)
+
+    def _send_spool(self) -> bool:
+        """Whether the spool is empty now and the broker is thought to be there."""
+        while (segment := self._spool.oldest()) is not None:
+            path, records = segment
+            if records is None:
+                log.error("spool segment %s is damaged; it is set aside, and the rest is sent", path)
+                self._spool.set_aside(path)
+                continue
+            for start in range(0, len(records), _SEND_RECORDS):
+                if self._stopping.is_set() or not self._publish(records[start : start + _SEND_RECORDS]):
+                    return False
+            self._spool.remove(path)
+            log.info("%d spooled records are on the log", len(records))
+        if self._away:
+            # The spool could not be written, so nothing tests the broker but the next turn: let one try.
+            self._stopping.wait(self._config.retry_s)
+            self._away = False
+        return True
+
+    def _publish(self, records: list[WireRecord]) -> bool:
+        """Whether the broker acknowledged every record."""
+        try:
+            with self._publisher_lock:
+                if self._publisher is None:
+                    self._publisher = AckedPublisher(
+                        self._config.bootstrap_servers,
+                        client_id="hindstream-gateway",
+                        timeout_s=self._config.publish_timeout_s,
+                    )
+            self._publisher.publish(AGENT_EVENTS, records)
+        except (PublishFailed, KafkaError, OSError) as err:
+            if not self._away:
+                log.warning("the broker is away, turns go to the spool: %s", err)
+            self._away = True
+            return False
+        if self._away:
+            log.warning("the broker is back")
+        self._away = False
+        return True

@@ -1,0 +1,131 @@
+"""Reading a chat completion request: what the gateway must know of it, and what it refuses.
+
+Only what recording needs is checked; everything else is the model server's to accept or refuse.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast, get_args
+
+from aiohttp import web
+
+from producers.gateway.sessions import Message, derived_session
+from schemas.events import NextStateKind, TurnKind
+
+_MAX_SESSION_ID = 256
+_INT64 = range(-(1 << 63), 1 << 64)
+"""The integers that the event's JSON can hold."""
+
+
+class BadRequest(ValueError):
+    """The request is refused with `status`; `field` is the one at fault, None where it is the body as a whole."""
+
+    def __init__(self, message: str, field: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.field = field
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest:
+    """A request that can be recorded. `derived` tells that its session was made up from its first messages."""
+
+    body: dict[str, Any]
+    messages: list[Message]
+    session_id: str
+    derived: bool
+    kind: TurnKind
+    closes: bool
+    next_state_kind: NextStateKind | None
+
+
+async def read_request(request: web.Request, max_bytes: int) -> ChatRequest:
+    """The request, checked. `max_bytes` is the application's bound, to be named where it is exceeded.
+
+    Raises:
+        BadRequest: it cannot be served or recorded as it is.
+    """
+    body = _parse(await _data(request, max_bytes))
+    messages = _messages(body)
+    if body.get("stream"):
+        raise BadRequest("stream: streaming is not supported; send stream: false", "stream")
+    if body.get("n") not in (None, 1):
+        raise BadRequest(f"n: one answer a request, not {body['n']!r}; send the request again for another", "n")
+    given = request.headers.get("X-Session-Id")
+    where = "X-Session-Id"
+    if given is None and body.get("session_id") is not None:
+        given, where = body["session_id"], "session_id"
+    session_id = _session_id(given, where) if given is not None else derived_session(messages, body.get("user"))
+    # Ours, not the model server's.
+    body.pop("session_id", None)
+    return ChatRequest(
+        body=body,
+        messages=messages,
+        session_id=session_id,
+        derived=given is None,
+        kind=cast(TurnKind, _choice(request, "X-Turn-Type", get_args(TurnKind)) or "main"),
+        closes=_choice(request, "X-Session-Done", ("true", "false")) == "true",
+        next_state_kind=cast("NextStateKind | None", _choice(request, "X-Next-State-Kind", get_args(NextStateKind))),
+    )
+
+
+async def _data(request: web.Request, max_bytes: int) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as err:
+        raise BadRequest(f"the body is over {max_bytes} bytes", status=413) from err
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(data, parse_int=_integer, parse_constant=_no_number)
+    except BadRequest:
+        raise
+    except RecursionError as err:
+        raise BadRequest("the body is nested too deeply") from err
+    except ValueError as err:
+        raise BadRequest(f"the body is not JSON: {err}") from err
+    if not isinstance(body, dict):
+        raise BadRequest("the body is no JSON object")
+    return body
+
+
+def _messages(body: dict[str, Any]) -> list[Message]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages: a list of at least one message is needed", "messages")
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise BadRequest(f"messages[{place}]: each message is an object", f"messages[{place}]")
+        if not isinstance(message.get("role"), str):
+            raise BadRequest(f"messages[{place}].role: each message has a role", f"messages[{place}].role")
+    tools = body.get("tools")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise BadRequest("tools: a list of objects is needed", "tools")
+    return messages
+
+
+def _session_id(given: Any, where: str) -> str:
+    if not isinstance(given, str) or not 1 <= len(given) <= _MAX_SESSION_ID or not given.isprintable():
+        raise BadRequest(f"{where}: 1 to {_MAX_SESSION_ID} printable characters are needed", where)
+    return given
+
+
+def _choice(request: web.Request, header: str, allowed: tuple[str, ...]) -> str | None:
+    given = request.headers.get(header)
+    if given is not None and given.strip().lower() not in allowed:
+        raise BadRequest(f"{header}: {' or '.join(allowed)}, not {given[:40]!r}", header)
+    return given.strip().lower() if given is not None else None
+
+
+def _integer(digits: str) -> int:
+    number = int(digits) if len(digits) <= 20 else None
+    if number is None or number not in _INT64:
+        raise BadRequest(f"the body has an integer of more than 64 bits ({digits[:24]}…)")
+    return number
+
+
+def _no_number(name: str) -> NoReturn:
+    raise BadRequest(f"the body has {name}, which is no JSON")
