@@ -1,144 +1,161 @@
-"""Weight versions and trainer states on disk: written beside, synced, renamed. A crash leaves all or nothing."""
+"""Weight versions on disk: written beside, synced, renamed. A crash leaves all of a version or nothing."""
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-import torch
+from learner.errors import LearnerStopped
+from learner.manifest import FILE, WEIGHT_SUFFIX, Lineage, build_manifest, read_manifest
+from schemas.digests import canonical_json
 
-from learner.manifest import FILE, WEIGHT_SUFFIX, Lineage, build_manifest
+TEMPORARY = ".writing-"
+LOCK = ".lock"
 
-_TEMPORARY = ".writing-"
 
-
-class CheckpointMissing(LookupError):
-    """A version or state that should be on disk is not: which, where, and what to do."""
+def policy_dir(weights_dir: Path, policy: str) -> Path:
+    """Where the versions of a policy lie. A name that is no file name is escaped."""
+    name = quote(policy, safe=" ")
+    return weights_dir / (name.replace(".", "%2E", 1) if name.startswith(".") else name)
 
 
 def version_dir(weights_dir: Path, policy: str, version: int) -> Path:
-    """Where a version lies."""
-    return weights_dir / policy / f"v{version:06d}"
+    """Where a version is written."""
+    return policy_dir(weights_dir, policy) / f"v{version:06d}"
 
 
-def state_file(weights_dir: Path, policy: str, version: int) -> Path:
-    """Where the trainer's state after making a version lies."""
-    return weights_dir / policy / "state" / f"v{version:06d}.pt"
+def locate(path: str, weights_dir: Path, policy: str, version: int) -> Path:
+    """Where a version lies: where it was written, or the same place below `weights_dir` where that was moved."""
+    written = Path(path)
+    return written if written.is_dir() else version_dir(weights_dir, policy, version)
+
+
+@contextmanager
+def only_writer(weights_dir: Path, policy: str) -> Iterator[None]:
+    """Hold the policy's directory; the kernel lets go of it however the process ends.
+
+    Raises:
+        LearnerStopped: another process holds it, or it cannot be written.
+    """
+    directory = policy_dir(weights_dir, policy)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError as err:
+        raise LearnerStopped(
+            f"the weights of policy {policy!r} cannot be written to {directory} ({err.strerror}): make it writable, or "
+            "choose another directory (HINDSTREAM_LEARNER__WEIGHTS_DIR)"
+        ) from err
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as err:
+            raise LearnerStopped(
+                f"another learner is at work in {directory}: a policy has one learner, since its versions are one chain"
+            ) from err
+        yield
+    finally:
+        os.close(handle)
+
+
+def refuse_foreign(target: Path, lineage: Lineage) -> None:
+    """Refuse a directory that is in the way and was not made by an interrupted try of this very step.
+
+    Raises:
+        LearnerStopped: it is another version's, so the database and the directory do not belong together.
+    """
+    if not target.exists():
+        return
+    found = read_manifest(target)
+    if found is None or not lineage.made(found):
+        raise LearnerStopped(
+            f"{target} holds a version that this database does not know: the directory belongs to another database. "
+            "Move it away, or choose another one (HINDSTREAM_LEARNER__WEIGHTS_DIR)"
+        )
 
 
 def write_version(
-    target: Path,
-    lineage: Lineage,
-    fill: Callable[[Path], None],
-    *,
-    fault: Callable[[str], None],
+    target: Path, lineage: Lineage, fill: Callable[[Path], None], *, fault: Callable[[str], None]
 ) -> dict[str, Any]:
     """Make a version directory whole: `fill` writes files into a temporary one, then manifest, sync and rename.
+    Returns the manifest.
 
-    A directory that is already at `target` belongs to a step that was never committed and is replaced.
+    A directory that an interrupted try of the same step left at `target` is replaced: nobody was told of it.
 
     Raises:
-        OSError: the disk is full or not writable; nothing is left at `target`.
+        LearnerStopped: another version's directory is at `target`.
+        OSError: the disk is full or not writable; `target` is as it was.
     """
-    temporary = target.parent / f"{_TEMPORARY}{target.name}"
+    refuse_foreign(target, lineage)
+    temporary = target.parent / f"{TEMPORARY}{target.name}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         fill(temporary)
         fault("mid_save")
         manifest = build_manifest(temporary, lineage)
-        (temporary / FILE).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+        (temporary / FILE).write_bytes(canonical_json(manifest))
         for path in temporary.iterdir():
-            sync(path)
-        sync(temporary)
-    except OSError:
+            _sync(path)
+        _sync(temporary)
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     if target.exists():
         shutil.rmtree(target)
     temporary.rename(target)
-    sync(target.parent)
+    _sync(target.parent)
+    fault("after_rename")
     return manifest
 
 
 def copy_support_files(source: Path, target: Path) -> None:
-    """Everything of a model directory but its weights and manifest: tokenizer, templates, generation settings."""
+    """Everything of a version but its weights, manifest and what `target` has of its own: tokenizer, templates."""
     for path in source.iterdir():
-        if path.is_file() and path.name != FILE and not path.name.endswith((WEIGHT_SUFFIX, ".index.json")):
-            shutil.copyfile(path, target / path.name)
+        if path.is_file() and not path.name.endswith((WEIGHT_SUFFIX, ".index.json", FILE)):
+            if not (target / path.name).exists():
+                shutil.copyfile(path, target / path.name)
 
 
 def copy_model(source: Path, target: Path) -> None:
-    """A whole model directory, by hard link where the file system can."""
+    """The files of a model directory. Copied, not linked: a program that writes the original in place must not change
+    a version."""
     for path in source.iterdir():
-        if not path.is_file() or path.name == FILE:
-            continue
-        try:
-            os.link(path.resolve(), target / path.name)
-        except OSError:
+        if path.is_file() and path.name != FILE and not path.name.startswith("."):
             shutil.copyfile(path, target / path.name)
 
 
-def write_state(target: Path, state: dict[str, Any]) -> None:
-    """Keep the trainer's state, durable when this returns."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / f"{_TEMPORARY}{target.name}"
-    try:
-        torch.save(state, temporary)
-        sync(temporary)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    temporary.rename(target)
-    sync(target.parent)
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """The trainer's state, memory-mapped.
-
-    Raises:
-        CheckpointMissing: it is not there.
-    """
-    if not path.is_file():
-        raise CheckpointMissing(
-            f"{path} is missing: without the optimizer's state the next version would not be the one that an "
-            "uninterrupted run makes; restore the file, or start a new policy from these weights"
-        )
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return state
-
-
-def prune(weights_dir: Path, policy: str, keep: Iterable[int], keep_states: Iterable[int]) -> list[int]:
-    """Delete the weight files of versions that are not in `keep` (their manifest stays), and the states that are not
-    in `keep_states`; also what a crash left half written. Returns the versions whose files went."""
-    kept, kept_states = set(keep), set(keep_states)
+def prune(weights_dir: Path, policy: str, keep: Iterable[int]) -> list[int]:
+    """Delete the files of versions that are not in `keep`, all but their manifest, and what a crash left half written.
+    Returns the versions whose files went."""
+    kept = set(keep)
+    root = policy_dir(weights_dir, policy)
     gone = []
-    root = weights_dir / policy
     for directory in sorted(root.glob("v[0-9]*")):
-        version = int(directory.name[1:])
-        weights = list(directory.glob(f"*{WEIGHT_SUFFIX}"))
-        if version not in kept and weights:
-            for path in weights:
+        files = [path for path in directory.iterdir() if path.name != FILE]
+        if int(directory.name[1:]) not in kept and files:
+            # Weights first: a version without any is known to be pruned, whatever a crash leaves of the rest.
+            for path in sorted(files, key=lambda path: not path.name.endswith(WEIGHT_SUFFIX)):
                 path.unlink()
-            gone.append(version)
-    for path in (root / "state").glob("v*.pt"):
-        if int(path.stem[1:]) not in kept_states:
-            path.unlink()
-    for leftover in root.glob(f"{_TEMPORARY}*"):
+            gone.append(int(directory.name[1:]))
+    for leftover in root.glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     return gone
 
 
-def sync(path: Path) -> None:
-    """fsync of a file or directory."""
+def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some file systems refuse fsync on a directory; its entry is then theirs to keep
+        if path.is_dir():
+            with suppress(OSError):  # some file systems refuse fsync on a directory; its entries are theirs to keep
+                os.fsync(handle)
+        else:
             os.fsync(handle)
     finally:
         os.close(handle)

@@ -1,11 +1,14 @@
-"""What the learner is told: every address, directory and number."""
+"""What the learner, and what follows its weights, are told: every address, directory and number."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+LEAST_KEPT = 2
+"""A server may still be reading the version before the newest, so at least these two keep their files."""
 
 
 def no_fault(_: str) -> None:
@@ -17,24 +20,54 @@ class LearnerConfig:
     """`run` must exist in the database; its row holds the recipe. `model_dir` is the base model, version 0."""
 
     bootstrap_servers: str
-    database_url: str
+    database_url: str = field(repr=False)
     """SQLAlchemy form, `postgresql+psycopg://...`."""
     run: str
     policy: str
     model_dir: Path
     weights_dir: Path
+    recipe_digest: str | None = None
+    """Digest of the recipe that the settings name, to be refused where the run has another; None asks nothing."""
     device: str = "cpu"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the forward and backward pass; the master weights are float32."""
+    """Of the forward and backward pass, and of the weights on disk; the master weights are float32."""
     threads: int = 0
     """torch's threads; 0 leaves torch's own choice. Fixed threads make a rerun byte for byte the same."""
     tokens_per_forward: int = 1024
     """Padded tokens of one forward pass. More gains no speed on a CPU and costs memory for activations."""
     keep_last: int = 5
-    """Versions whose files are kept beside the base and whatever a server serves; rows and manifests stay for ever."""
+    """Versions whose weight files are kept, beside the base and whatever a server serves. Rows and manifests stay."""
+    state_every: int = 4
+    """Versions between two saved trainer states. A state is six times the weights, so saving each would cost more than
+    small steps do; a restart repeats at most this many steps less one."""
     poll_s: float = 0.2
     """The longest that a stop waits for a quiet topic."""
     stop_after: int | None = None
     """Consumed micro-batches of this process after which it ends; None runs until stopped."""
     fault: Callable[[str], None] = no_fault
     """Called with the name of each point where a crash matters; tests end the process there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowConfig:
+    """One policy server that follows one policy."""
+
+    bootstrap_servers: str
+    database_url: str = field(repr=False)
+    policy: str
+    weights_dir: Path
+    """Where versions lie if they are no longer where they were written: the home directory was moved."""
+    server_url: str
+    model: str
+    """The server's name of the model."""
+    api_key: str | None = field(default=None, repr=False)
+    timeout_s: float = 300.0
+    """The longest that one call may take. Loading takes 0.4 s for 135M parameters; a 70B model comes from a cold disk
+    in minutes."""
+    poll_s: float = 0.2
+    """The longest that a stop waits for a quiet topic."""
+    retry_s: float = 5.0
+    """Before a version that could not be loaded is tried again; doubled each time, so that a version that never loads
+    costs its server one short pause in ten minutes."""
+    check_s: float = 2.0
+    """Between looks at the server's tag: one that was restarted serves its base model until this is noticed."""

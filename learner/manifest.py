@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from schemas.digests import canonical_json, sha256_hex
 
@@ -28,6 +29,10 @@ class Lineage:
     recipe_name: str | None = None
     recipe_digest: str | None = None
 
+    def made(self, manifest: dict[str, Any]) -> bool:
+        """Whether `manifest` is of a version with just this lineage."""
+        return all(manifest.get(name) == value for name, value in asdict(self).items())
+
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes."""
@@ -45,7 +50,16 @@ def build_manifest(directory: Path, lineage: Lineage) -> dict[str, Any]:
         for path in sorted(directory.iterdir())
         if path.is_file() and path.name != FILE
     }
-    return {"format": 1, **lineage.__dict__, "files": files}
+    return {"format": 1, **asdict(lineage), "files": files}
+
+
+def read_manifest(directory: Path) -> dict[str, Any] | None:
+    """The manifest that lies in `directory`; None where there is none that can be read."""
+    try:
+        manifest = msgspec.json.decode((directory / FILE).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+    return manifest if isinstance(manifest, dict) else None
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
@@ -59,20 +73,34 @@ def weights_digest(manifest: dict[str, Any]) -> str:
     return sha256_hex(canonical_json(weights))
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether any weight file is there; retention deletes those of old versions."""
+    return any(directory.glob(f"*{WEIGHT_SUFFIX}"))
+
+
 def problems(directory: Path, manifest: dict[str, Any]) -> list[str]:
     """What is wrong with a version's files: missing, changed, unexpected, or another manifest. Empty where whole."""
-    found = []
-    for name, entry in manifest["files"].items():
-        path = directory / name
-        if not path.is_file():
-            found.append(f"{path} is missing")
-        elif path.stat().st_size != entry["bytes"]:
-            found.append(f"{path} has {path.stat().st_size} bytes, the manifest says {entry['bytes']}")
-        elif file_sha256(path) != entry["sha256"]:
-            found.append(f"{path} was changed: its SHA-256 is not the manifest's")
-    stored = directory / FILE
-    if not stored.is_file():
-        found.append(f"{stored} is missing")
-    elif json.loads(stored.read_text()) != manifest:
-        found.append(f"{stored} is not the manifest that the database holds")
+    if not directory.is_dir():
+        return [f"{directory} is missing"]
+    if not has_weights(directory):
+        return [f"{directory} has no weight files any more: only the newest versions and the base keep theirs"]
+    found = [wrong for name, entry in manifest["files"].items() if (wrong := _file_problem(directory / name, entry))]
+    # A server loads every weight file that it finds, one that nobody announced too.
+    found += [
+        f"{path} is not in the manifest"
+        for path in sorted(directory.glob(f"*{WEIGHT_SUFFIX}"))
+        if path.name not in manifest["files"]
+    ]
+    if read_manifest(directory) != manifest:
+        found.append(f"{directory / FILE} is not the manifest that the database holds")
     return found
+
+
+def _file_problem(path: Path, entry: dict[str, Any]) -> str | None:
+    if not path.is_file():
+        return f"{path} is missing"
+    if path.stat().st_size != entry["bytes"]:
+        return f"{path} has {path.stat().st_size} bytes, the manifest says {entry['bytes']}"
+    if file_sha256(path) != entry["sha256"]:
+        return f"{path} was changed: its SHA-256 is not the manifest's"
+    return None
