@@ -13,7 +13,7 @@ from processors.dead_letters import CONFLICT, DeadLetter, Delivery
 from processors.inserting import insert_new
 from processors.rows import Row
 from processors.sessions import insert_sessions
-from processors.trainable import NEVER_JUDGED, Drop
+from processors.trainable import NEVER_JUDGED, Drop, of_another_policy
 from schemas import tables
 from schemas.digests import sample_id
 from schemas.envelope import Event
@@ -185,14 +185,15 @@ def _open_samples(connection: Connection, turns: list[Item]) -> None:
     """
     if not turns:
         return
-    runs = [run for (run,) in connection.exec_driver_sql("SELECT run FROM runs WHERE ended_at IS NULL ORDER BY run")]
-    rows = [_sample(run, item) for run in runs for item in turns]
+    runs = connection.exec_driver_sql("SELECT run, policy FROM runs WHERE ended_at IS NULL ORDER BY run").all()
+    rows = [_sample(row.run, row.policy, item) for row in runs for item in turns]
     insert_new(connection, tables.samples, rows)
 
 
-def _sample(run: str, item: Item) -> Row:
-    turn, drop = item.event.data, item.drop
+def _sample(run: str, policy: str, item: Item) -> Row:
+    turn = item.event.data
     assert isinstance(turn, TurnRecorded)
+    drop = item.drop or of_another_policy(turn, policy)
     return {
         "sample_id": sample_id(run, turn.turn_id),
         "run": run,

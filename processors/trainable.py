@@ -9,7 +9,7 @@ from schemas.events import TurnRecorded, VersionSpan
 
 _FLOAT32_MAX = 3.4028234663852886e38
 
-NEVER_JUDGED = frozenset({"side_turn", "aborted", "error"})
+NEVER_JUDGED = frozenset({"side_turn", "aborted", "error", "other_policy"})
 """Drop reasons of turns that nobody judges. The others are judged although they are not trained: a reward needs no
 token ids, and imported logs are asked for theirs."""
 
@@ -48,6 +48,17 @@ def untrainable(turn: TurnRecorded) -> Drop | None:
     if gap is not None:
         return Drop("unknown_version", f"no weight version is known from response token {gap} of {response} on")
     return None
+
+
+def of_another_policy(turn: TurnRecorded, policy: str) -> Drop | None:
+    """Why a turn that could be trained is none of a run that trains `policy`; None where it is.
+
+    Weight versions of two policies cannot be compared, so its staleness would mean nothing. It is not judged either:
+    the run of its own policy does that, and two runs on one log would pay for every turn twice.
+    """
+    if turn.policy.name == policy:
+        return None
+    return Drop("other_policy", f"answered by policy {turn.policy.name!r}; the run trains {policy!r}")
 
 
 def versions(spans: list[VersionSpan]) -> tuple[int | None, int | None]:

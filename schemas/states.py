@@ -26,6 +26,7 @@ DROP_REASONS: dict[str, str] = {
     "retokenised": "token ids come from text that was tokenised again, and the recipe needs sampled log-probs",
     "logprob_length_mismatch": "not one log-prob for each response token",
     "non_finite_logprob": "a recorded log-prob is not a finite number",
+    "other_policy": "another policy than the run's answered: its weight versions cannot be compared",
     "unknown_version": "the server did not say which weight version made the tokens",
     "reward_abstained": "too few valid votes, and no hint to learn from",
     "reward_failed": "the judge failed after all retries, and no hint to learn from",

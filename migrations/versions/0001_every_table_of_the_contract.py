@@ -26,10 +26,7 @@ def upgrade() -> None:
         sa.Column("record_offset", sa.BigInteger(), nullable=False, comment="Offset of the record."),
         sa.Column("key", sa.LargeBinary(), nullable=True, comment="Key as it came."),
         sa.Column(
-            "headers",
-            postgresql.JSONB(astext_type=sa.Text()),
-            nullable=False,
-            comment="[[name, base64]] as they came.",
+            "headers", postgresql.JSONB(astext_type=sa.Text()), nullable=False, comment="[[name, base64]] as they came."
         ),
         sa.Column("value", sa.LargeBinary(), nullable=True, comment="Value as it came."),
         sa.Column("error_class", sa.Text(), nullable=False, comment="Class of the fault."),
@@ -57,10 +54,7 @@ def upgrade() -> None:
         sa.Column("type", sa.Text(), nullable=False, comment="Event type with its version."),
         sa.Column("session_id", sa.Text(), nullable=False, comment="The event's key."),
         sa.Column(
-            "content_digest",
-            sa.Text(),
-            nullable=False,
-            comment="SHA-256 of the data; tells a repeat from a conflict.",
+            "content_digest", sa.Text(), nullable=False, comment="SHA-256 of the data; tells a repeat from a conflict."
         ),
         sa.Column("topic", sa.Text(), nullable=False, comment="Topic of the first delivery."),
         sa.Column("partition", sa.Integer(), nullable=False, comment="Partition of the first delivery."),
@@ -92,12 +86,7 @@ def upgrade() -> None:
             comment="Fields of a later event version, kept as they came.",
         ),
         sa.Column("sanitised", sa.Boolean(), nullable=False, comment="Some text held NUL or lone surrogates."),
-        sa.Column(
-            "raw",
-            sa.LargeBinary(),
-            nullable=True,
-            comment="The original JSON (ASCII escapes) where sanitised.",
-        ),
+        sa.Column("raw", sa.LargeBinary(), nullable=True, comment="The original JSON (ASCII escapes) where sanitised."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -112,20 +101,10 @@ def upgrade() -> None:
     op.create_index("ix_feedback_turn_id", "feedback", ["turn_id"], unique=False)
     op.create_table(
         "model_answers",
-        sa.Column(
-            "answer_digest",
-            sa.Text(),
-            nullable=False,
-            comment="SHA-256 of everything that shaped the answer.",
-        ),
+        sa.Column("answer_digest", sa.Text(), nullable=False, comment="SHA-256 of everything that shaped the answer."),
         sa.Column("purpose", sa.Text(), nullable=False, comment="reward, hint or teacher."),
         sa.Column("model", sa.Text(), nullable=False, comment="Model that answered."),
-        sa.Column(
-            "answer",
-            postgresql.JSONB(astext_type=sa.Text()),
-            nullable=False,
-            comment="The answer as it came.",
-        ),
+        sa.Column("answer", postgresql.JSONB(astext_type=sa.Text()), nullable=False, comment="The answer as it came."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -168,12 +147,7 @@ def upgrade() -> None:
             comment="Fields of a later event version, kept as they came.",
         ),
         sa.Column("sanitised", sa.Boolean(), nullable=False, comment="Some text held NUL or lone surrogates."),
-        sa.Column(
-            "raw",
-            sa.LargeBinary(),
-            nullable=True,
-            comment="The original JSON (ASCII escapes) where sanitised.",
-        ),
+        sa.Column("raw", sa.LargeBinary(), nullable=True, comment="The original JSON (ASCII escapes) where sanitised."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -193,11 +167,7 @@ def upgrade() -> None:
     op.create_table(
         "outbox",
         sa.Column(
-            "outbox_id",
-            sa.BigInteger(),
-            sa.Identity(always=True),
-            nullable=False,
-            comment="Order of sending a topic.",
+            "outbox_id", sa.BigInteger(), sa.Identity(always=True), nullable=False, comment="Order of sending a topic."
         ),
         sa.Column("topic", sa.Text(), nullable=False, comment="Where it goes."),
         sa.Column("message_id", sa.Text(), nullable=False, comment="ce_id: readers drop repeats by it."),
@@ -221,11 +191,7 @@ def upgrade() -> None:
         comment="Messages committed with the rows that they announce; the relay sends them, at least once, in order.",
     )
     op.create_index(
-        "ix_outbox_unsent",
-        "outbox",
-        ["topic", "outbox_id"],
-        unique=False,
-        postgresql_where=sa.text("sent_at IS NULL"),
+        "ix_outbox_unsent", "outbox", ["topic", "outbox_id"], unique=False, postgresql_where=sa.text("sent_at IS NULL")
     )
     op.create_index("uq_outbox_topic_message_id", "outbox", ["topic", "message_id"], unique=True)
     op.create_table(
@@ -235,10 +201,7 @@ def upgrade() -> None:
         sa.Column("policy", sa.Text(), nullable=False, comment="Policy that it trains."),
         sa.Column("recipe_name", sa.Text(), nullable=False, comment="Recipe by name."),
         sa.Column(
-            "recipe",
-            postgresql.JSONB(astext_type=sa.Text()),
-            nullable=False,
-            comment="The whole recipe as data.",
+            "recipe", postgresql.JSONB(astext_type=sa.Text()), nullable=False, comment="The whole recipe as data."
         ),
         sa.Column("recipe_digest", sa.Text(), nullable=False, comment="SHA-256 of the recipe."),
         sa.Column(
@@ -327,10 +290,7 @@ def upgrade() -> None:
             comment="The request's messages as sent.",
         ),
         sa.Column(
-            "tools",
-            postgresql.JSONB(astext_type=sa.Text()),
-            nullable=False,
-            comment="The request's tools as sent.",
+            "tools", postgresql.JSONB(astext_type=sa.Text()), nullable=False, comment="The request's tools as sent."
         ),
         sa.Column(
             "response",
@@ -367,12 +327,7 @@ def upgrade() -> None:
         sa.Column("token_source", sa.Text(), nullable=False, comment="engine, retokenised or none."),
         sa.Column("prompt_ids", sa.LargeBinary(), nullable=False, comment="int32 little-endian, 4 bytes a token."),
         sa.Column("response_ids", sa.LargeBinary(), nullable=False, comment="int32 little-endian, 4 bytes a token."),
-        sa.Column(
-            "response_logprobs",
-            sa.LargeBinary(),
-            nullable=False,
-            comment="float32 little-endian, as sampled.",
-        ),
+        sa.Column("response_logprobs", sa.LargeBinary(), nullable=False, comment="float32 little-endian, as sampled."),
         sa.Column("prompt_tokens", sa.Integer(), nullable=False, comment="Number of prompt ids."),
         sa.Column("response_tokens", sa.Integer(), nullable=False, comment="Number of response ids."),
         sa.Column("group_id", sa.Text(), nullable=True, comment="Candidates of one prompt share it."),
@@ -404,12 +359,7 @@ def upgrade() -> None:
             comment="Fields of a later event version, kept as they came.",
         ),
         sa.Column("sanitised", sa.Boolean(), nullable=False, comment="Some text held NUL or lone surrogates."),
-        sa.Column(
-            "raw",
-            sa.LargeBinary(),
-            nullable=True,
-            comment="The original JSON (ASCII escapes) where sanitised.",
-        ),
+        sa.Column("raw", sa.LargeBinary(), nullable=True, comment="The original JSON (ASCII escapes) where sanitised."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -418,8 +368,7 @@ def upgrade() -> None:
             comment="When this row was inserted (database clock).",
         ),
         sa.CheckConstraint(
-            "finish_reason IN ('stop', 'length', 'tool_calls', 'aborted', 'error')",
-            name=op.f("ck_turns_finish_reason"),
+            "finish_reason IN ('stop', 'length', 'tool_calls', 'aborted', 'error')", name=op.f("ck_turns_finish_reason")
         ),
         sa.CheckConstraint("kind IN ('main', 'side')", name=op.f("ck_turns_kind")),
         sa.CheckConstraint("token_source IN ('engine', 'retokenised', 'none')", name=op.f("ck_turns_token_source")),
@@ -435,17 +384,11 @@ def upgrade() -> None:
         sa.Column("version", sa.Integer(), nullable=False, comment="Version that was loaded, or failed to."),
         sa.Column("attempt", sa.Integer(), nullable=False, comment="From 1."),
         sa.Column(
-            "status",
-            sa.Text(),
-            nullable=False,
-            comment="serving, or failed: the server kept the version before.",
+            "status", sa.Text(), nullable=False, comment="serving, or failed: the server kept the version before."
         ),
         sa.Column("detail", sa.Text(), nullable=True, comment="The fault, in words."),
         sa.Column(
-            "canary_before",
-            sa.Double(),
-            nullable=True,
-            comment="Log-prob of the canary text before the load, nats.",
+            "canary_before", sa.Double(), nullable=True, comment="Log-prob of the canary text before the load, nats."
         ),
         sa.Column("canary_after", sa.Double(), nullable=True, comment="The same after the load."),
         sa.Column("seconds", sa.Double(), nullable=False, comment="From the first call to the resume."),
@@ -536,19 +479,9 @@ def upgrade() -> None:
         sa.Column("micro_batch_id", sa.Text(), nullable=False, comment="Deterministic id of (run, seq, digest)."),
         sa.Column("run", sa.Text(), nullable=False, comment="Its run."),
         sa.Column("policy", sa.Text(), nullable=False, comment="Policy that it trains."),
-        sa.Column(
-            "seq",
-            sa.Integer(),
-            nullable=False,
-            comment="Place in the run's total order, from 1 without a gap.",
-        ),
+        sa.Column("seq", sa.Integer(), nullable=False, comment="Place in the run's total order, from 1 without a gap."),
         sa.Column("recipe_digest", sa.Text(), nullable=False, comment="Recipe that made it."),
-        sa.Column(
-            "digest",
-            sa.Text(),
-            nullable=False,
-            comment="SHA-256 over its samples' content digests, in order.",
-        ),
+        sa.Column("digest", sa.Text(), nullable=False, comment="SHA-256 over its samples' content digests, in order."),
         sa.Column("size", sa.Integer(), nullable=False, comment="Number of samples."),
         sa.Column("state", sa.Text(), nullable=False, comment="published, then consumed."),
         sa.Column("consumed_at", sa.DateTime(timezone=True), nullable=True, comment="When the learner committed it."),
@@ -571,10 +504,7 @@ def upgrade() -> None:
         sa.Column("turn_id", sa.Text(), nullable=False, comment="Its turn."),
         sa.Column("status", sa.Text(), nullable=False, comment="scored, tie, abstained or failed."),
         sa.Column(
-            "value",
-            sa.Double(),
-            nullable=True,
-            comment="+1, 0 or -1; NULL where abstained or failed, never 0 instead.",
+            "value", sa.Double(), nullable=True, comment="+1, 0 or -1; NULL where abstained or failed, never 0 instead."
         ),
         sa.Column("annotator_kind", sa.Text(), nullable=True, comment="LLM, CODE or HUMAN; NULL where failed."),
         sa.Column("votes_valid", sa.Integer(), nullable=False, comment="Valid votes."),
@@ -608,11 +538,7 @@ def upgrade() -> None:
         sa.Column("drop_reason", sa.Text(), nullable=True, comment="Why it was dropped: one of a closed list."),
         sa.Column("drop_detail", sa.Text(), nullable=True, comment="The same in words, with numbers."),
         sa.Column(
-            "linked",
-            sa.Boolean(),
-            server_default="false",
-            nullable=False,
-            comment="Its evaluations were opened.",
+            "linked", sa.Boolean(), server_default="false", nullable=False, comment="Its evaluations were opened."
         ),
         sa.Column(
             "content_digest",
@@ -629,10 +555,7 @@ def upgrade() -> None:
             comment="Weight versions between its oldest token and the weights that used it.",
         ),
         sa.Column(
-            "ready_at",
-            sa.DateTime(timezone=True),
-            nullable=True,
-            comment="When its last evaluation became final.",
+            "ready_at", sa.DateTime(timezone=True), nullable=True, comment="When its last evaluation became final."
         ),
         sa.Column("updated_at", sa.DateTime(timezone=True), nullable=True, comment="Last change of state."),
         sa.Column(
@@ -646,7 +569,7 @@ def upgrade() -> None:
             "(state = 'dropped') = (drop_reason IS NOT NULL)", name=op.f("ck_samples_dropped_has_reason")
         ),
         sa.CheckConstraint(
-            "drop_reason IN ('side_turn', 'no_next_state', 'aborted', 'error', 'no_tokens', 'retokenised', 'logprob_length_mismatch', 'non_finite_logprob', 'unknown_version', 'reward_abstained', 'reward_failed', 'hint_failed', 'no_signal', 'stale', 'non_finite_batch', 'masked_batch', 'erased')",
+            "drop_reason IN ('side_turn', 'no_next_state', 'aborted', 'error', 'no_tokens', 'retokenised', 'logprob_length_mismatch', 'non_finite_logprob', 'other_policy', 'unknown_version', 'reward_abstained', 'reward_failed', 'hint_failed', 'no_signal', 'stale', 'non_finite_batch', 'masked_batch', 'erased')",
             name=op.f("ck_samples_drop_reason"),
         ),
         sa.CheckConstraint(
@@ -677,19 +600,13 @@ def upgrade() -> None:
             comment="Weight version that scored; NULL where the server did not say.",
         ),
         sa.Column(
-            "hinted_prompt_ids",
-            sa.LargeBinary(),
-            nullable=False,
-            comment="int32: the prompt with the hint in it.",
+            "hinted_prompt_ids", sa.LargeBinary(), nullable=False, comment="int32: the prompt with the hint in it."
         ),
         sa.Column("logprobs", sa.LargeBinary(), nullable=False, comment="float32, one for each response token."),
         sa.Column("top_k", sa.Integer(), nullable=False, comment="Alternatives a token."),
         sa.Column("topk_ids", sa.LargeBinary(), nullable=False, comment="int32 [response_tokens, top_k], row-major."),
         sa.Column(
-            "topk_logprobs",
-            sa.LargeBinary(),
-            nullable=False,
-            comment="float32 [response_tokens, top_k], row-major.",
+            "topk_logprobs", sa.LargeBinary(), nullable=False, comment="float32 [response_tokens, top_k], row-major."
         ),
         sa.Column(
             "mean_gain",
@@ -720,30 +637,14 @@ def upgrade() -> None:
         sa.Column("annotator_kind", sa.Text(), nullable=False, comment="LLM, CODE or HUMAN."),
         sa.Column("annotator", sa.Text(), nullable=False, comment="Model, rule or person."),
         sa.Column(
-            "status",
-            sa.Text(),
-            nullable=False,
-            comment="valid, invalid (no declared answer) or error (no answer).",
+            "status", sa.Text(), nullable=False, comment="valid, invalid (no declared answer) or error (no answer)."
         ),
         sa.Column("score", sa.SmallInteger(), nullable=True, comment="+1, 0 or -1 of a valid vote; NULL otherwise."),
-        sa.Column(
-            "explanation",
-            sa.Text(),
-            nullable=True,
-            comment="The hint of a hint vote, or why the vote fell so.",
-        ),
+        sa.Column("explanation", sa.Text(), nullable=True, comment="The hint of a hint vote, or why the vote fell so."),
         sa.Column("raw", sa.Text(), nullable=True, comment="The judge's text as it came."),
+        sa.Column("prompt_digest", sa.Text(), nullable=True, comment="SHA-256 of the prompt template; NULL for code."),
         sa.Column(
-            "prompt_digest",
-            sa.Text(),
-            nullable=True,
-            comment="SHA-256 of the prompt template; NULL for code.",
-        ),
-        sa.Column(
-            "answer_digest",
-            sa.Text(),
-            nullable=True,
-            comment="Key of the answer in model_answers; NULL for code.",
+            "answer_digest", sa.Text(), nullable=True, comment="Key of the answer in model_answers; NULL for code."
         ),
         sa.Column(
             "created_at",
@@ -769,16 +670,10 @@ def upgrade() -> None:
         sa.Column("micro_batch_id", sa.Text(), nullable=False, comment="The micro-batch: consumed once."),
         sa.Column("policy", sa.Text(), nullable=False, comment="Policy."),
         sa.Column(
-            "version",
-            sa.Integer(),
-            nullable=True,
-            comment="Weight version that it made; NULL where no step was taken.",
+            "version", sa.Integer(), nullable=True, comment="Weight version that it made; NULL where no step was taken."
         ),
         sa.Column(
-            "skipped_reason",
-            sa.Text(),
-            nullable=True,
-            comment="Why no optimizer step was taken; NULL where one was.",
+            "skipped_reason", sa.Text(), nullable=True, comment="Why no optimizer step was taken; NULL where one was."
         ),
         sa.Column(
             "metrics",
@@ -798,8 +693,7 @@ def upgrade() -> None:
             comment="When this row was inserted (database clock).",
         ),
         sa.CheckConstraint(
-            "(version IS NULL) = (skipped_reason IS NOT NULL)",
-            name=op.f("ck_training_steps_version_or_reason"),
+            "(version IS NULL) = (skipped_reason IS NOT NULL)", name=op.f("ck_training_steps_version_or_reason")
         ),
         sa.ForeignKeyConstraint(
             ["micro_batch_id"],
@@ -816,10 +710,7 @@ def upgrade() -> None:
         sa.Column("policy", sa.Text(), nullable=False, comment="Policy."),
         sa.Column("version", sa.Integer(), nullable=False, comment="0 is the base model."),
         sa.Column(
-            "parent_version",
-            sa.Integer(),
-            nullable=True,
-            comment="The version that it was trained from; NULL for 0.",
+            "parent_version", sa.Integer(), nullable=True, comment="The version that it was trained from; NULL for 0."
         ),
         sa.Column("run", sa.Text(), nullable=True, comment="Run that made it; NULL for 0."),
         sa.Column("micro_batch_id", sa.Text(), nullable=True, comment="What it learned from."),
@@ -871,9 +762,7 @@ def downgrade() -> None:
     op.drop_table("hints")
     op.drop_index("ix_evaluations_turn_id", table_name="evaluations")
     op.drop_index(
-        "ix_evaluations_claimable",
-        table_name="evaluations",
-        postgresql_where=sa.text("state IN ('open', 'claimed')"),
+        "ix_evaluations_claimable", table_name="evaluations", postgresql_where=sa.text("state IN ('open', 'claimed')")
     )
     op.drop_table("evaluations")
     op.drop_table("weight_loads")

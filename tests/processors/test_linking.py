@@ -7,7 +7,7 @@ import math
 import pytest
 
 from processors.linking import Linked, link
-from processors.trainable import untrainable
+from processors.trainable import of_another_policy, untrainable
 from schemas.events import PolicyRef, Response, SessionClosed, Tokens, ToolCall, VersionSpan
 from schemas.recipes import Recipe, recipe_named
 from schemas.states import DROP_REASONS
@@ -213,3 +213,10 @@ def test_linking_again_changes_nothing(recording: Recording) -> None:
     recording.record(turn("a"), next_state("n", "a"), turn("b", parent="a", next_state_ids=["n"]))
     with recording.engine.begin() as connection:
         assert link(connection, ["s", "s", "unknown"]) == Linked(0, 0, 0)
+
+
+def test_a_turn_of_another_policy_is_none_of_the_run() -> None:
+    drop = of_another_policy(turn("a", policy=PolicyRef(name="elder")), "policy")
+    assert drop is not None
+    assert drop.reason == "other_policy"
+    assert of_another_policy(turn("a", policy=PolicyRef(name="policy")), "policy") is None
