@@ -16,6 +16,7 @@ from hindstream.demo.report import print_report, save_json
 from hindstream.endpoints import resolve_endpoints
 from hindstream.settings import load_settings
 from migrations import upgrade
+from processors.runs import end_run
 
 
 def demo(
@@ -48,6 +49,7 @@ def demo(
             resolved.stack.up(needed)
         database_url = resolved.database_url
         upgrade(database_url)
+        _end_demos(database_url)
         plan = DemoPlan(
             run=_next_name(database_url),
             seed=seed,
@@ -61,6 +63,7 @@ def demo(
         console.print(f"run [bold]{plan.run}[/bold]: {updates} updates of {batch_size} turns, lr {lr:g}, seed {seed}")
         stack = DemoStack(database_url=database_url, environment={}, work_dir=settings.home_dir / "demo")
         outcome = run_demo(plan, stack, console)
+        _end_demos(database_url)
     finally:
         if down:
             resolved.stack.down(needed)
@@ -72,6 +75,16 @@ def demo(
     save_json(figures, outcome)
     print_report(console, outcome, curve, figures)
     console.print(f"\n{time.monotonic() - started:.0f} s in all")
+
+
+def _end_demos(database_url: str) -> None:
+    """Later turns of the log are none of a demo that is over, also of one that was interrupted."""
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        query = text("SELECT run FROM runs WHERE run LIKE 'demo-%' AND ended_at IS NULL")
+        for run in connection.execute(query).scalars().all():
+            end_run(connection, run)
+    engine.dispose()
 
 
 def _next_name(database_url: str) -> str:
