@@ -16,6 +16,11 @@ class Pause:
         self._stop, self._health, self._part = stop, health, part
         self._next_s = FIRST_WAIT_S
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the service was asked to stop."""
+        return self._stop.is_set()
+
     async def wait(self, seconds: float) -> None:
         """Wait, unless asked to stop."""
         with contextlib.suppress(TimeoutError):

@@ -27,9 +27,9 @@ def by_rules(claim: Claim, answered: Answered, recipe: Recipe) -> Outcome | None
         elif claim.signal == "teacher" and recipe.teacher is not None:
             opinion = None
         else:
-            return failed(claim, answered, f"recipe {recipe.name!r} asks for no {claim.signal}")
+            return failed(claim, answered.session_id, f"recipe {recipe.name!r} asks for no {claim.signal}")
     except InvalidRecipe as err:
-        return failed(claim, answered, str(err))
+        return failed(claim, answered.session_id, str(err))
     return None if opinion is None else _outcome(claim, answered, opinion)
 
 
@@ -48,14 +48,14 @@ async def by_model(
     return _outcome(claim, answered, opinion), opinion.retry_reason
 
 
-def failed(claim: Claim, answered: Answered, reason: str) -> Outcome:
+def failed(claim: Claim, session_id: str, reason: str) -> Outcome:
     """The outcome of an evaluation that cannot be done."""
     result: RewardResult | HintResult | None = None
     if claim.signal == "reward":
         result = failed_reward(reason)
     elif claim.signal == "hint":
         result = failed_hint(reason)
-    return Outcome(claim=claim, session_id=answered.session_id, result=result, reason=reason)
+    return Outcome(claim=claim, session_id=session_id, result=result, reason=reason)
 
 
 def _outcome(claim: Claim, answered: Answered, opinion: Opinion | HintOpinion) -> Outcome:

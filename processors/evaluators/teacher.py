@@ -93,8 +93,10 @@ def with_hint(messages: list[dict[str, Any]], hint: str) -> list[dict[str, Any]]
             content = message.get("content") or ""
             if isinstance(content, str):
                 content = f"{content}\n\n{hint}"
-            else:
+            elif isinstance(content, list):
                 content = [*content, {"type": "text", "text": f"\n\n{hint}"}]
+            else:
+                raise TeacherFailed(f"no_user_message: the last one's content is a {type(content).__name__}")
             return [*messages[:place], {**message, "content": content}, *messages[place + 1 :]]
     raise TeacherFailed("no_user_message: there is nothing to append the hint to")
 

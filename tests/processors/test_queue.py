@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 
 from processors.evaluators import queue
 from processors.evaluators.completion import Outcome, complete
 from processors.evaluators.judge import RewardResult
 from processors.evaluators.queue import Claim
-from processors.evaluators.service import NotConfigured
+from processors.evaluators.servers import NotConfigured
 from processors.evaluators.votes import Vote
 from schemas.recipes import recipe_named
 from tests.processors.conversations import Recording
@@ -181,6 +182,7 @@ async def test_a_stop_returns_work_untried(migrated_database_url: str) -> None:
 
 
 async def test_a_service_without_a_judge_refuses_a_run_that_needs_one(recording: Recording) -> None:
+    recording.record(*answered("t"))
     with pytest.raises(NotConfigured, match="HINDSTREAM_JUDGE__URL"):
         await evaluate(evaluators(), recording)
 
@@ -196,3 +198,50 @@ async def test_claims_outlive_their_lease_while_the_model_thinks(migrated_databa
             assert await asyncio.to_thread(claimed, recording, "thief") == []
         await until(lambda: recording.one("SELECT state, attempts FROM evaluations") == ("done", 1))
     assert len(fake.requests) == 3
+
+
+async def test_a_database_that_drops_every_connection_costs_nothing(migrated_database_url: str) -> None:
+    recording = Recording(migrated_database_url, recipe_named("binary-rl", {"judge": {"code": False}}))
+    for i in range(4):
+        recording.record(*answered(f"t{i}"))
+    fake = FakeServer(lambda body: asyncio.sleep(0.3, "good"))
+    async with fake.running(), serving(evaluators(judge=fake.url, concurrency=2), recording) as task:
+        for _ in range(6):
+            await asyncio.sleep(0.15)
+            await asyncio.to_thread(drop_connections, migrated_database_url)
+        await until(lambda: task.done() or rewards_in(migrated_database_url) == 4)
+    recording.engine.dispose()
+    assert recording.one("SELECT count(*), sum(value) FROM rewards") == (4, 4.0)
+    assert recording.one("SELECT count(*) FROM votes") == (12,)
+    assert balance(recording)["ready"] == 4
+
+
+def drop_connections(url: str) -> None:
+    """As a restart of the database does."""
+    with psycopg.connect(url.replace("+psycopg", "")) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def rewards_in(url: str) -> int:
+    """Counted over a connection of its own, which was not dropped."""
+    with psycopg.connect(url.replace("+psycopg", "")) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM rewards").fetchone() or (0,)
+        return int(count)
+
+
+async def test_a_result_that_the_database_refuses_fails_alone(rewards: Recording) -> None:
+    for i in range(5):
+        rewards.record(*answered(f"t{i}", reply="thanks"))
+    with rewards.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE rewards ADD CONSTRAINT t3 CHECK (turn_id <> 't3' OR status = 'failed')")
+    await evaluate(evaluators(), rewards)
+    assert rewards.rows("SELECT turn_id, value FROM rewards WHERE status = 'scored' ORDER BY 1") == [
+        (f"t{i}", 1.0) for i in (0, 1, 2, 4)
+    ]
+    status, why = rewards.one("SELECT status, explanation FROM rewards WHERE turn_id = 't3'")
+    assert status == "failed"
+    assert "the database refused the result" in why
+    assert balance(rewards)["ready"] == 4

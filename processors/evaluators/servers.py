@@ -1,0 +1,88 @@
+"""The model servers of an evaluator service: whether they suffice, and what they answer to a claim."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from processors.evaluators.completion import Outcome
+from processors.evaluators.config import EvaluatorsConfig
+from processors.evaluators.deciding import asks_a_model, by_model, failed
+from processors.evaluators.fingerprint import check_same_tokenizer
+from processors.evaluators.inputs import Answered, load_hint, load_turn
+from processors.evaluators.llm_judge import Panel
+from processors.evaluators.queue import Claim
+from processors.evaluators.server import ModelServer, ServerFault
+from processors.evaluators.teacher import TeacherFailed, score_under_hint
+from processors.patience import Pause
+from processors.transactions import Transactions
+from schemas.recipes import Recipe
+
+
+class NotConfigured(ValueError):
+    """A run asks for a model server that the service was not given: which run, which setting."""
+
+
+class Servers:
+    """Judge, teacher and policy, as far as they are configured. `teacher_ready`: its tokenizer was compared."""
+
+    def __init__(self, config: EvaluatorsConfig, transactions: Transactions, http: aiohttp.ClientSession) -> None:
+        self._transactions = transactions
+        self._characters = config.judge_characters
+        self._panel = Panel(ModelServer(config.judge, http), transactions) if config.judge else None
+        self._teacher = ModelServer(config.teacher, http) if config.teacher else None
+        self._policy = ModelServer(config.policy, http) if config.policy else None
+        self.teacher_ready = False
+
+    def require(self, recipes: dict[str, Recipe]) -> None:
+        """Refuse runs that ask for a server which is not there, instead of leaving every turn of theirs unscored.
+
+        Raises:
+            NotConfigured: there is such a run.
+        """
+        for run, recipe in recipes.items():
+            if self._panel is None and asks_a_model(recipe):
+                raise NotConfigured(
+                    f"run {run!r} asks a model for votes and no judge is configured: set HINDSTREAM_JUDGE__URL, "
+                    "or set votes to 0 in its recipe"
+                )
+            if self._teacher is None and recipe.teacher is not None:
+                raise NotConfigured(
+                    f"run {run!r} asks for a teacher's scores and none is configured: set HINDSTREAM_TEACHER__URL"
+                )
+
+    async def check_teacher(self, pause: Pause) -> None:
+        """Let teacher work begin once both servers answer and tokenize alike; a server that is away is waited for.
+
+        Raises:
+            TokenizerMismatch: they do not.
+        """
+        while self._teacher and not pause.stopped:
+            try:
+                if self._policy:
+                    await check_same_tokenizer(self._policy, self._teacher)
+            except ServerFault as fault:
+                await pause.after_fault(str(fault))
+            else:
+                pause.succeeded()
+                self.teacher_ready = True
+                return
+
+    async def answer(self, claim: Claim, answered: Answered, recipe: Recipe) -> tuple[Outcome, str | None]:
+        """The outcome, and why another try might better it (None: it is final).
+
+        Raises:
+            TransientFault: no answer now.
+        """
+        turn = await self._transactions.run(load_turn, claim.turn_id)
+        if claim.signal != "teacher":
+            assert self._panel is not None
+            return await by_model(claim, answered, recipe, turn, self._panel, characters=self._characters)
+        assert self._teacher is not None
+        hint = await self._transactions.run(load_hint, claim.run, claim.turn_id)
+        if hint is None or recipe.teacher is None:
+            return failed(claim, answered.session_id, "no_hint: the run has no accepted hint for the turn"), None
+        try:
+            scores = await score_under_hint(self._teacher, self._transactions, turn, hint, top_k=recipe.teacher.top_k)
+        except TeacherFailed as fault:
+            return failed(claim, answered.session_id, str(fault)), None
+        return Outcome(claim=claim, session_id=answered.session_id, result=scores), None
