@@ -150,6 +150,14 @@ class LearnerSettings(Section):
     """Of the forward and backward pass; the master weights are float32."""
     threads: int = Field(default=0, ge=0)
     """torch's threads; 0 means one a core. Fixed threads are what makes a rerun byte for byte the same."""
+    tokens_per_forward: Positive = 1024
+    """Padded tokens of one forward pass: memory for activations grows with it, and a GPU's speed."""
+    keep_last: int = Field(default=5, ge=2)
+    """Newest versions that keep their weight files, beside the base model and what a server serves. Manifests and rows
+    stay for ever."""
+    state_every: Positive = 4
+    """Versions between two saved states of the optimizer, each six times the size of the weights. A restart makes the
+    steps since the last one again; 1 saves after each."""
     weights_dir: Path | None = None
     """Where weight versions are written; unset means `weights` in the home directory."""
 

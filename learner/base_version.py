@@ -5,36 +5,49 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Connection, select
 
 from learner.checkpoints import copy_model, version_dir, write_version
 from learner.commit import add_version
 from learner.config import no_fault
-from learner.manifest import Lineage
+from learner.errors import LearnerStopped
+from learner.manifest import Lineage, build_manifest, has_weights, read_manifest, weights_digest
 from schemas.tables import weight_versions
 
 
-class BaseModelMissing(LookupError):
-    """The base model's directory holds no model."""
-
-
 def ensure_base_version(
-    engine: Engine, policy: str, model_dir: Path, weights_dir: Path, fault: Callable[[str], None] = no_fault
-) -> None:
-    """Have version 0 of `policy` on disk and in the database. Calling it again does nothing.
+    connection: Connection,
+    policy: str,
+    model_dir: Path,
+    weights_dir: Path,
+    fault: Callable[[str], None] = no_fault,
+) -> bool:
+    """Have version 0 of `policy` on disk and, in the caller's transaction, in the database. Returns whether it was
+    made now; calling it again does nothing.
 
     Raises:
-        BaseModelMissing: `model_dir` holds no HuggingFace model.
+        LearnerStopped: `model_dir` holds no model with safetensors, or another model is where version 0 goes.
+        OSError: the disk is full or not writable.
     """
-    query = select(weight_versions.c.version).where(weight_versions.c.policy == policy, weight_versions.c.version == 0)
-    with engine.connect() as connection:
-        if connection.execute(query).one_or_none() is not None:
-            return
-    if not (model_dir / "config.json").is_file() or not list(model_dir.glob("*.safetensors")):
-        raise BaseModelMissing(f"{model_dir} holds no model (config.json and *.safetensors); check the setting `model`")
+    versions = weight_versions.c
+    query = select(versions.version).where(versions.policy == policy, versions.version == 0)
+    if connection.execute(query).one_or_none() is not None:
+        return False
+    if not (model_dir / "config.json").is_file() or not has_weights(model_dir):
+        raise LearnerStopped(
+            f"there is no base model in {model_dir}: it needs config.json and *.safetensors (HINDSTREAM_MODEL)"
+        )
     target = version_dir(weights_dir, policy, 0)
-    manifest = write_version(
-        target, Lineage(policy=policy, version=0), lambda directory: copy_model(model_dir, directory), fault=fault
-    )
-    with engine.begin() as connection:
-        add_version(connection, policy, 0, str(target), manifest)
+    lineage = Lineage(policy=policy, version=0)
+    before = read_manifest(target)
+
+    def fill(directory: Path) -> None:
+        copy_model(model_dir, directory)
+        if before is not None and weights_digest(before) != weights_digest(build_manifest(directory, lineage)):
+            raise LearnerStopped(
+                f"{target} holds another model than {model_dir}, and this database knows neither: the directory "
+                "belongs to another database. Move it away, or choose another one (HINDSTREAM_LEARNER__WEIGHTS_DIR)"
+            )
+
+    manifest = write_version(target, lineage, fill, fault=fault)
+    return add_version(connection, policy, 0, str(target), manifest)

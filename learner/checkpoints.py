@@ -118,9 +118,9 @@ def write_version(
 def copy_support_files(source: Path, target: Path) -> None:
     """Everything of a version but its weights, manifest and what `target` has of its own: tokenizer, templates."""
     for path in source.iterdir():
-        if path.is_file() and not path.name.endswith((WEIGHT_SUFFIX, ".index.json", FILE)):
-            if not (target / path.name).exists():
-                shutil.copyfile(path, target / path.name)
+        copied = path.is_file() and not path.name.endswith((WEIGHT_SUFFIX, ".index.json", FILE))
+        if copied and not (target / path.name).exists():
+            shutil.copyfile(path, target / path.name)
 
 
 def copy_model(source: Path, target: Path) -> None:

@@ -33,7 +33,7 @@ _LONGEST_WAIT_S = 5.0
 """While a server is away it is asked this often: five seconds late at most when it is back, and no storm meanwhile."""
 
 
-class Stopped(Exception):  # noqa: N818 - it is no error, it is what was asked for
+class Stopped(Exception):
     """The stop was asked for while waiting for something outside."""
 
 

@@ -10,6 +10,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+LOG_RATIO_BOUND = 20.0
+"""Nats. exp of a log-ratio overflows float32 at 88, and one such token would make the whole micro-batch's gradient NaN
+(0 x inf behind the clip). Beyond e^20 a ratio says only that it is far outside any clip range, so it is held there and
+gives no gradient. Peers differ: some bound at 20 as here, some not at all."""
+
+
+def log_ratio(numerator_N: Tensor, denominator_N: Tensor, mask_N: Tensor) -> Tensor:
+    """Difference of log-probs [N] within +-LOG_RATIO_BOUND; 0 where `mask_N` is False.
+
+    Masked before the difference and so before any exp: what stands at a masked place (NaN, a fill value) reaches
+    neither the value nor the gradient.
+    """
+    difference_N = torch.where(mask_N, numerator_N, 0.0) - torch.where(mask_N, denominator_N, 0.0)
+    return difference_N.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
 
 def truncated_weight(proximal_N: Tensor, behaviour_N: Tensor, mask_N: Tensor, cap: float) -> Tensor:
     """min(exp(proximal - behaviour), cap) per token [N], without gradient; 1 where `mask_N` is False.
@@ -19,5 +34,4 @@ def truncated_weight(proximal_N: Tensor, behaviour_N: Tensor, mask_N: Tensor, ca
     """
     if cap <= 0:
         raise ValueError(f"the cap of an importance weight must be positive, not {cap}")
-    log_weight_N = (torch.where(mask_N, proximal_N, 0.0) - torch.where(mask_N, behaviour_N, 0.0)).detach()
-    return log_weight_N.exp().clamp(max=cap)
+    return log_ratio(proximal_N, behaviour_N, mask_N).detach().exp().clamp(max=cap)

@@ -41,8 +41,9 @@ def objective_metrics(objective: Objective) -> Metrics:
 
 
 def log_prob_metrics(new_N: Tensor, behaviour_N: Tensor, entropy_N: Tensor, kept_N: Tensor) -> Metrics:
-    """Ratio percentiles, engine-trainer gap, KL(policy || behaviour) and entropy over the kept tokens, in nats.
+    """Ratio percentiles, engine-trainer gap, KL(behaviour || policy) and entropy over the kept tokens, in nats.
 
+    The tokens are samples of the behaviour, so it is the first argument of the KL: k1 = l_old - l_new.
     The gap compares the trainer's log-probs before the step with the engine's as sampled, so it holds both the
     numerical mismatch and the distance that the weights have moved since (see staleness).
     """
@@ -57,6 +58,6 @@ def log_prob_metrics(new_N: Tensor, behaviour_N: Tensor, entropy_N: Tensor, kept
     metrics["logprob_gap_mean"] = _mean(gap.abs())
     metrics["logprob_gap_max"] = finite(float(gap.abs().max()))
     for estimator in ("k1", "k3"):
-        metrics[f"kl_{estimator}"] = _mean(masked(kl_estimate(new_N, behaviour_N, kept_N, estimator), kept_N))
+        metrics[f"kl_{estimator}"] = _mean(masked(kl_estimate(behaviour_N, new_N, kept_N, estimator), kept_N))
     metrics["entropy"] = _mean(masked(entropy_N, kept_N))
     return metrics

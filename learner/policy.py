@@ -1,68 +1,85 @@
-"""The policy in memory: made from a version on disk, trained, and written as the next one."""
+"""The policy in memory: a model with its trainer, and how it is written as a version."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from learner import checkpoints
-from learner.collate import TrainingSample
-from learner.config import LearnerConfig
-from learner.manifest import Lineage
+from learner.checkpoints import copy_support_files
+from learner.errors import LearnerStopped
+from learner.manifest import WEIGHT_SUFFIX
 from learner.objective import StepOptions
-from learner.step import PolicyTrainer, StepResult
+from learner.step import PolicyTrainer
 
 
 def load_model(path: Path, dtype: str, device: str) -> Any:
-    """A causal language model from a HuggingFace directory, without touching a network."""
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=True)
-    return model.to(device)
+    """A causal language model from a HuggingFace directory, without touching a network.
+
+    Raises:
+        LearnerStopped: the directory holds no such model.
+    """
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=True)
+    except (OSError, ValueError) as err:
+        raise LearnerStopped(f"{path} holds no model that can be loaded: {err}") from err
+    return model.to(device).eval()
 
 
 class Policy:
-    """The trainer of one policy at `version`; version 0 starts with a fresh optimizer, a later one where it ended.
+    """A trainer with the recipe of the run that it trains for. Changing the recipe keeps the master weights and begins
+    with fresh moments: moments under another loss say nothing.
 
-    Raises:
-        CheckpointMissing: the version's files or the trainer's state are not on disk.
+    Args:
+        base: directory of version 0: the architecture, the weights to begin with, and the reference of a KL term.
+        run: name of the run whose recipe `options` are.
+        options: see `StepOptions`.
+        dtype: of the forward and backward pass and of the versions on disk.
+        device: torch's name of the device.
     """
 
-    def __init__(self, config: LearnerConfig, options: StepOptions, version: int) -> None:
-        self._config = config
-        self.version = version
-        path = self.directory(version)
-        if not list(path.glob("*.safetensors")):
-            raise checkpoints.CheckpointMissing(f"the weights of version {version} are not in {path}")
-        reference = None
-        if options.kl_coefficient:
-            reference = load_model(self.directory(0), config.dtype, config.device).eval()
-        self.trainer = PolicyTrainer(load_model(path, config.dtype, config.device), options, reference)
-        if version > 0:
-            state = checkpoints.read_state(self._state_file(version))
-            self.trainer.optimizer.load_state_dict(state["optimizer"])
+    def __init__(self, base: Path, *, run: str, options: StepOptions, dtype: str, device: str) -> None:
+        self._base, self._dtype, self._device = base, dtype, device
+        self._model = load_model(base, dtype, device)
+        self.run = run
+        self.trainer = self._trainer(options)
 
-    def directory(self, version: int) -> Path:
-        """Where a version of this policy lies."""
-        return checkpoints.version_dir(self._config.weights_dir, self._config.policy, version)
+    def change_run(self, run: str, options: StepOptions) -> None:
+        """Go on under another run's recipe."""
+        masters = self.trainer.optimizer.masters
+        self.trainer = self._trainer(options)
+        fresh = self.trainer.optimizer.state_dict() | {"masters": masters}
+        self.trainer.optimizer.load_state_dict(fresh)
+        self.run = run
 
-    def train(self, samples: Sequence[TrainingSample]) -> StepResult:
-        """One micro-batch; the weights in memory are then ahead of `version` until `write` and a commit."""
-        return self.trainer.train(samples)
+    def write(self, directory: Path) -> None:
+        """Write the weights, with everything else that a server needs, into `directory`."""
+        self._model.save_pretrained(directory)
+        copy_support_files(self._base, directory)
 
-    def write(self, lineage: Lineage, fault: Callable[[str], None]) -> dict[str, Any]:
-        """Write weights and trainer state of `lineage.version`, durable; returns the manifest."""
+    def largest_difference(self, directory: Path) -> float:
+        """Largest absolute difference between these weights and those of a version on disk; 0.0 where every bit is the
+        same.
 
-        def fill(directory: Path) -> None:
-            self.trainer.model.save_pretrained(directory)
-            checkpoints.copy_support_files(self.directory(0), directory)
+        Raises:
+            LearnerStopped: the version on disk has other tensors.
+        """
+        own = self._model.state_dict()
+        stored = {
+            name: tensor
+            for path in sorted(directory.glob(f"*{WEIGHT_SUFFIX}"))
+            for name, tensor in load_file(path).items()
+        }
+        strangers = [name for name in stored if name not in own or own[name].shape != stored[name].shape]
+        if strangers or not stored:
+            raise LearnerStopped(f"{directory} holds another architecture than version 0: {strangers[:3]}")
+        return max(
+            float((own[name].detach().cpu().double() - tensor.double()).abs().max()) for name, tensor in stored.items()
+        )
 
-        checkpoints.write_state(self._state_file(lineage.version), {"optimizer": self.trainer.optimizer.state_dict()})
-        manifest = checkpoints.write_version(self.directory(lineage.version), lineage, fill, fault=fault)
-        fault("after_rename")
-        return manifest
-
-    def _state_file(self, version: int) -> Path:
-        return checkpoints.state_file(self._config.weights_dir, self._config.policy, version)
+    def _trainer(self, options: StepOptions) -> PolicyTrainer:
+        reference = load_model(self._base, self._dtype, self._device) if options.kl_coefficient else None
+        return PolicyTrainer(self._model, options, reference)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from sqlalchemy.exc import DBAPIError
 
 from hindstream.cli.topics import ensure_topics
 from hindstream.endpoints import resolve_endpoints
 from hindstream.errors import UserError
+from hindstream.recipes import load_recipe
 from hindstream.settings import Settings, load_settings
 from hindstream.stack import model
 
@@ -30,11 +32,10 @@ def run(
     """Train until stopped (Ctrl-C or SIGTERM); the micro-batch in hand is finished first."""
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kafka").setLevel(logging.WARNING)
-    from learner.base_version import BaseModelMissing
-    from learner.batches import BatchChanged
-    from learner.checkpoints import CheckpointMissing
     from learner.config import LearnerConfig
-    from learner.service import LearnerHeld, run_learner
+    from learner.database import in_words
+    from learner.errors import LearnerStopped
+    from learner.service import run_learner
 
     settings = load_settings()
     endpoints = resolve_endpoints(settings)
@@ -48,15 +49,19 @@ def run(
         device=settings.learner.device,
         dtype=settings.learner.dtype,
         threads=settings.learner.threads,
+        tokens_per_forward=settings.learner.tokens_per_forward,
+        keep_last=settings.learner.keep_last,
+        state_every=settings.learner.state_every,
+        recipe_digest=load_recipe(settings.run.recipe).digest(),
         stop_after=stop_after,
     )
     ensure_topics(config.bootstrap_servers, settings.kafka.partitions, settings.kafka.retention_hours)
     try:
         run_learner(config)
-    except (LearnerHeld, BatchChanged, CheckpointMissing, BaseModelMissing) as err:
+    except LearnerStopped as err:
         raise UserError(str(err)) from None
-    except OSError as err:
-        raise UserError(f"the weights could not be written: {err}; the version before stays in force") from None
+    except DBAPIError as err:
+        raise UserError(f"the database refused: {in_words(err)}; is it upgraded? `hindstream db upgrade`") from None
 
 
 def base_model(settings: Settings) -> Path:

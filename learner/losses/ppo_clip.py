@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from learner.importance import log_ratio
+
 
 @dataclass(frozen=True, eq=False)
 class ClipLoss:
@@ -34,11 +36,10 @@ def ppo_clip(
 ) -> ClipLoss:
     """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) per token; 0 where `mask_N` is False.
 
-    Log-probs are masked before exp, so that what stands at a masked place (NaN, a fill value) reaches neither the loss
-    nor the gradient. `old_N` carries no gradient.
+    Log-probs are masked and the log-ratio is bounded before exp (`learner.importance.log_ratio`). `old_N` carries no
+    gradient.
     """
-    log_ratio_N = torch.where(mask_N, new_N, 0.0) - torch.where(mask_N, old_N, 0.0).detach()
-    ratio_N = log_ratio_N.exp()
+    ratio_N = log_ratio(new_N, old_N.detach(), mask_N).exp()
     advantage_N = torch.where(mask_N, advantage_N, 0.0)
     free_N = -ratio_N * advantage_N
     bounded_N = -ratio_N.clamp(1 - clip_low, 1 + clip_high) * advantage_N

@@ -1,0 +1,153 @@
+"""The policy at its newest version, exactly as the trainer that made it had it in memory.
+
+A weight version is a fold over the micro-batch log: base model, then each consumed micro-batch in order. The newest
+whole trainer state saves most of the work; what follows it is trained again, from the same samples in the same order,
+and compared with the version on disk. No row is written: those steps are committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from threading import Event
+from typing import Any
+
+from sqlalchemy import Connection, Engine, select
+
+from learner.batches import load_trained
+from learner.checkpoints import locate
+from learner.config import LearnerConfig
+from learner.database import Stopped, in_transaction
+from learner.errors import LearnerStopped
+from learner.manifest import has_weights, problems
+from learner.options import step_options
+from learner.policy import Policy
+from learner.trainer_state import read_states
+from schemas.recipes import InvalidRecipe, Recipe, recipe_from_dict
+from schemas.tables import runs, weight_versions
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The policy at `version`; `replayed` steps were trained again."""
+
+    policy: Policy
+    version: int
+    manifest_sha256: str
+    replayed: int
+
+
+def recipe_of(connection: Connection, run: str) -> Recipe:
+    """The recipe that a run keeps.
+
+    Raises:
+        LearnerStopped: the stored recipe is not the one that its digest names.
+        LookupError: there is no such run.
+    """
+    row = connection.execute(select(runs.c.recipe, runs.c.recipe_digest).where(runs.c.run == run)).one_or_none()
+    if row is None:
+        raise LookupError(run)
+    try:
+        recipe = recipe_from_dict(row.recipe)
+    except InvalidRecipe as err:
+        raise LearnerStopped(f"run {run!r}: {err}; it was made by another version of Hindstream") from err
+    if recipe.digest() != row.recipe_digest:
+        raise LearnerStopped(
+            f"run {run!r}: its recipe has digest {recipe.digest()[:12]} and the run says {row.recipe_digest[:12]}; the "
+            "row was changed, or another version of Hindstream made it. Start a run with another name"
+        )
+    return recipe
+
+
+def resume(config: LearnerConfig, engine: Engine, stop: Event) -> Resumed:
+    """The policy at its newest version, ready for `config.run`'s next micro-batch.
+
+    Raises:
+        LearnerStopped: the base model, a sample or the newest version is not as it was.
+        Stopped: `stop` was set meanwhile.
+    """
+    versions = in_transaction(engine, stop, lambda connection: _versions(connection, config.policy))
+    newest = versions[-1]
+    base = locate(versions[0].path, config.weights_dir, config.policy, 0)
+    wrong = problems(base, versions[0].manifest)
+    if wrong:
+        raise LearnerStopped(f"version 0 of policy {config.policy!r} is not whole: {'; '.join(wrong)}")
+
+    def options(run: str) -> Any:
+        recipe = in_transaction(engine, stop, lambda connection: recipe_of(connection, run))
+        return step_options(recipe, config.tokens_per_forward)
+
+    state = _newest_state(config, versions)
+    begin = state["version"] if state else 0
+    run = state["run"] if state else (versions[1].run if len(versions) > 1 else config.run)
+    policy = Policy(base, run=run, options=options(run), dtype=config.dtype, device=config.device)
+    if state:
+        policy.trainer.optimizer.load_state_dict(state["optimizer"])
+    _replay(policy, versions[begin + 1 :], options, engine, stop)
+    if len(versions) > 1:
+        _compare(policy, config, newest, replayed=newest.version - begin)
+    if policy.run != config.run:
+        policy.change_run(config.run, options(config.run))
+    return Resumed(policy, newest.version, newest.manifest_sha256, newest.version - begin)
+
+
+def _versions(connection: Connection, policy: str) -> list[Any]:
+    """Rows of every version, from 0 without a gap."""
+    rows = list(
+        connection.execute(
+            select(weight_versions).where(weight_versions.c.policy == policy).order_by(weight_versions.c.version)
+        )
+    )
+    if [row.version for row in rows] != list(range(len(rows))) or not rows:
+        raise LearnerStopped(f"policy {policy!r}: its weight versions have a gap; restore the rows of weight_versions")
+    return rows
+
+
+def _newest_state(config: LearnerConfig, versions: list[Any]) -> dict[str, Any] | None:
+    for state in read_states(config.weights_dir, config.policy, versions[-1].version):
+        if state["manifest_sha256"] == versions[state["version"]].manifest_sha256:
+            return state
+    return None
+
+
+def _replay(policy: Policy, versions: list[Any], options: Callable[[str], Any], engine: Engine, stop: Event) -> None:
+    if versions:
+        log.info("making the trainer's state again from %d micro-batches", len(versions))
+    for row in versions:
+        if stop.is_set():
+            raise Stopped
+        if row.run != policy.run:
+            policy.change_run(row.run, options(row.run))
+        batch = row.micro_batch_id
+        samples = in_transaction(engine, stop, partial(load_trained, micro_batch_id=batch))
+        result = policy.trainer.train(samples) if samples else None
+        if result is None or result.skipped_reason:
+            raise LearnerStopped(
+                f"version {row.version} cannot be made again: its micro-batch {batch} now gives no step "
+                f"({result.skipped_reason if result else 'no trained samples'}). Start a policy of another name from "
+                "its weights (HINDSTREAM_MODEL, HINDSTREAM_RUN__POLICY)"
+            )
+
+
+def _compare(policy: Policy, config: LearnerConfig, newest: Any, *, replayed: int) -> None:
+    directory = locate(newest.path, config.weights_dir, config.policy, newest.version)
+    if not has_weights(directory):
+        log.warning("version %d has no weight files in %s; it cannot be compared", newest.version, directory)
+        return
+    difference = policy.largest_difference(directory)
+    if difference and not replayed:
+        raise LearnerStopped(
+            f"the weights in {directory} are not those of the trainer that made them (off by up to {difference:.3g}); "
+            f"see `hindstream weights verify {newest.version}`"
+        )
+    if difference:
+        log.warning(
+            "version %d made again is off by up to %.3g: another number of threads, device or library made the first. "
+            "Training goes on from it",
+            newest.version,
+            difference,
+        )
