@@ -1,87 +1,97 @@
-"""A policy server's loopback endpoints: pause, reload, reset the prefix cache, tag, resume, and a canary.
+"""A policy server's endpoints for whoever loads weights: pause, reload, reset the prefix cache, tag, resume, score.
 
 vLLM's own (`VLLM_SERVER_DEV_MODE=1`); keep them on loopback or a private network.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
+import urllib.error
+import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import aiohttp
+CANARY_IDS = list(range(10, 74))
+"""64 token ids that every vocabulary has. They need not mean anything: other weights give other log-probs."""
 
-_RELOAD_S = 300.0
-"""Loading takes 0.4 s for 135M parameters; 300 s lets a 70B model come from a cold disk."""
+_SHOWN = 300
+"""Characters of a refusal that are kept: its first line, without a page of traceback."""
 
-CANARY_IDS = list(range(10, 42))
-"""Thirty-two token ids that every vocabulary has. They need not mean anything: other weights give other log-probs."""
+
+class ServerAway(RuntimeError):
+    """The policy server does not answer; it may come back by itself."""
 
 
 class ServerRefused(RuntimeError):
-    """The policy server did not do as asked: status and text."""
+    """The policy server answered, and did not do as asked: status and text."""
 
 
 class PolicyServer:
-    """One vLLM server. Use as an async context manager."""
+    """One vLLM server. Blocking calls, from any one thread.
 
-    def __init__(self, url: str, model: str, api_key: str | None = None) -> None:
+    Every method raises `ServerAway` where nothing answers in `timeout_s`, and `ServerRefused` where the answer is an
+    error.
+    """
+
+    def __init__(self, url: str, model: str, *, timeout_s: float, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self._model = model
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-
-    async def __aenter__(self) -> PolicyServer:
-        self._http = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=_RELOAD_S), headers=self._headers, raise_for_status=False
+        self._model, self._timeout_s = model, timeout_s
+        self._headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {api_key}"} if api_key else {}
         )
-        return self
+        # These calls never leave the private network, whatever proxy the environment names.
+        self._http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.close()
+    def tag(self) -> str:
+        """The tag that the tokens of this moment get; "default" where nobody has set one."""
+        return str(self._call("GET", "/weight_info")["weight_version"])
 
-    async def reload(self, path: Path, version: int) -> None:
-        """Load the weights in `path` and tag tokens with `version` from then on. Requests in flight wait meanwhile and
-        go on; none is refused.
+    def is_paused(self) -> bool:
+        """Whether requests are being held."""
+        return bool(self._call("GET", "/is_paused")["is_paused"])
 
-        Raises:
-            ServerRefused: loading failed; the weights may be half loaded and the tag is the old one.
-        """
-        await self._post("/pause", params={"mode": "keep"})
+    def pause(self) -> None:
+        """Hold every request, those in flight with what they have; none is refused."""
+        self._call("POST", "/pause?mode=keep&clear_cache=false")
+
+    def resume(self) -> None:
+        """Go on with every request."""
+        self._call("POST", "/resume")
+
+    def reload(self, path: Path) -> None:
+        """Load the weights in `path`. After a refusal they may be half loaded."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        self._call("POST", "/collective_rpc", body)
+
+    def forget_prefixes(self) -> None:
+        """Drop every cached prefix, those of requests in flight too: what the old weights computed must not answer for
+        the new ones. A request in flight goes on from its tokens, whose cache is computed again."""
+        answer = self._call("POST", "/reset_prefix_cache?reset_running_requests=true")
+        if not answer.get("success"):
+            raise ServerRefused("/reset_prefix_cache did not succeed: the old weights' cache would stay in use")
+
+    def set_tag(self, tag: str) -> None:
+        """Stamp tokens with `tag` from now on."""
+        self._call("POST", "/update_weight_version", {"new_version": tag})
+
+    def log_probs(self, ids: list[int]) -> list[float]:
+        """Log-prob of each of `ids` after the first under the weights that are served, nats."""
+        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
+        body = {"model": self._model, "token_ids": ids, "sampling_params": sampling}
+        scored = self._call("POST", "/inference/v1/generate", body)["prompt_logprobs"]
+        return [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], scored[1:], strict=True)]
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = None if method == "GET" else json.dumps(body or {}).encode()
+        request = urllib.request.Request(self.url + path, data=data, headers=self._headers, method=method)
         try:
-            await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(path)}})
-            await self._post("/reset_prefix_cache")
-            await self._post("/update_weight_version", {"new_version": str(version)})
-        finally:
-            await self._post("/resume")
-
-    async def tag(self) -> str:
-        """The tag of the weights that are served."""
-        plain = await self._call("GET", "/weight_info")
-        return str(plain["weight_version"])
-
-    async def canary(self) -> float:
-        """Log-prob of `CANARY_IDS` under the weights that are served, nats."""
-        plain = await self._post(
-            "/inference/v1/generate",
-            {
-                "model": self._model,
-                "token_ids": CANARY_IDS,
-                "sampling_params": {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1},
-            },
-        )
-        scored = zip(CANARY_IDS[1:], plain["prompt_logprobs"][1:], strict=True)
-        return float(sum(entry[str(token)]["logprob"] for token, entry in scored))
-
-    async def _post(self, path: str, body: Any = None, params: dict[str, str] | None = None) -> Any:
-        return await self._call("POST", path, body, params)
-
-    async def _call(self, method: str, path: str, body: Any = None, params: dict[str, str] | None = None) -> Any:
-        try:
-            async with self._http.request(method, self.url + path, json=body, params=params) as response:
-                if response.status != 200:
-                    raise ServerRefused(f"{path} answered {response.status}: {(await response.text())[:300]}")
-                return await response.json() if response.content_type == "application/json" else None
-        except (aiohttp.ClientError, TimeoutError) as err:
-            raise ServerRefused(f"{self.url}{path}: {type(err).__name__}: {err}") from err
+            with self._http.open(request, timeout=self._timeout_s) as response:
+                answer = response.read()
+        except urllib.error.HTTPError as err:
+            text = err.read().decode("utf-8", "replace")
+            raise ServerRefused(f"{path} answered {err.code}: {' '.join(text.split())[:_SHOWN]}") from err
+        except (OSError, http.client.HTTPException) as err:
+            raise ServerAway(f"{self.url}{path}: {getattr(err, 'reason', err) or type(err).__name__}") from err
+        decoded = json.loads(answer) if answer else {}
+        return decoded if isinstance(decoded, dict) else {}

@@ -1,197 +1,180 @@
-"""Following the topic `weights`: the newest version goes into the policy server, and a canary shows that it did."""
+"""Following the topic `weights`: the policy server serves the newest version, and Postgres says since when."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from threading import Event
 
 import msgspec
-from kafka import KafkaConsumer, TopicPartition
-from sqlalchemy import Engine, insert, text
+from sqlalchemy import Connection, func, insert, select, text
 
-from learner.database import make_engine
-from learner.manifest import problems, weights_digest
-from learner.policy_server import PolicyServer, ServerRefused
+from learner.checkpoints import locate
+from learner.config import FollowConfig
+from learner.database import Stopped, in_transaction, make_engine
+from learner.loading import Load, Version, load_version
+from learner.policy_server import PolicyServer, ServerAway, ServerRefused
+from learner.topic import TopicReader
 from schemas.messages import WEIGHTS_PUBLISHED, WeightsPublished
-from schemas.tables import weight_loads
+from schemas.tables import weight_loads, weight_versions
 from schemas.topics import WEIGHTS
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
-_PARTITION = TopicPartition(WEIGHTS, 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FollowConfig:
-    """One policy server that follows one policy."""
-
-    bootstrap_servers: str
-    database_url: str
-    policy: str
-    server_url: str
-    model: str
-    """The server's name of the model."""
-    api_key: str | None = None
-    poll_s: float = 0.2
-    """The longest that a stop waits for a quiet topic."""
-    retry_s: float = 5.0
-    """Between tries of a version that could not be loaded: a server that restarts needs half a minute."""
-    check_s: float = 5.0
-    """Between looks at the server's tag: one that was restarted serves its base model until this is noticed."""
-
-
-@dataclass(frozen=True)
-class _Load:
-    status: str
-    detail: str | None
-    before: float | None
-    after: float | None
-    seconds: float
-
-
-class WeightsLog:
-    """The newest announced version of a policy, read from the beginning of the compacted topic."""
-
-    def __init__(self, bootstrap_servers: str, policy: str) -> None:
-        self._policy = policy
-        self.newest: WeightsPublished | None = None
-        self._consumer = KafkaConsumer(
-            bootstrap_servers=bootstrap_servers.split(","),
-            client_id="hindstream-weights",
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-        )
-        self._consumer.assign([_PARTITION])
-        self._consumer.seek_to_beginning(_PARTITION)
-
-    def poll(self, seconds: float) -> None:
-        """Read what has come, waiting at most `seconds` for the first."""
-        for records in self._consumer.poll(timeout_ms=int(seconds * 1000)).values():
-            for record in records:
-                if dict(record.headers or ()).get("ce_type") != WEIGHTS_PUBLISHED.encode() or record.value is None:
-                    continue
-                message = msgspec.json.decode(record.value, type=WeightsPublished)
-                if message.policy == self._policy and (self.newest is None or message.version > self.newest.version):
-                    self.newest = message
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._consumer.close()
+_LONGEST_RETRY_S = 600.0
+_LOCK = text("SELECT pg_try_advisory_xact_lock(hashtextextended('hindstream.weights/' || :server, 0))")
+"""One loader a server at a time, whichever process it lives in; the lock goes with the transaction."""
 
 
 async def follow(config: FollowConfig, stop: asyncio.Event) -> None:
-    """Keep the server at the policy's newest version until `stop`.
+    """Keep the server at the policy's newest version until `stop`; a load in hand is finished first.
 
-    The first announced version is always loaded, whatever the server's tag says: a tag does not name its policy. A
-    version that cannot be loaded is recorded as failed, the one before is loaded again, and it is tried once more
-    later; a newer version takes its place.
+    What is in the database when this starts is loaded at once, whatever the server's tag says, since a tag does not
+    name its policy. Then each announcement on the topic counts; of several that wait, only the newest is loaded. A
+    server that was restarted, and so serves its base model, gets the version again. A version that cannot be loaded is
+    recorded as failed and tried again ever more slowly; the one before stays.
+
+    Raises:
+        SQLAlchemyError: the database refuses for a reason that does not pass.
     """
-    engine = make_engine(config.database_url, "hindstream-weights")
-    log = await asyncio.to_thread(WeightsLog, config.bootstrap_servers, config.policy)
-    served: WeightsPublished | None = None
-    not_before = next_check = 0.0
+    flag = Event()
+    work = asyncio.create_task(asyncio.to_thread(_Follower(config, flag).run))
+    asked = asyncio.create_task(stop.wait())
     try:
-        async with PolicyServer(config.server_url, config.model, config.api_key) as server:
-            while not stop.is_set():
-                await asyncio.to_thread(log.poll, config.poll_s)
-                wanted = log.newest
-                if served is not None and time.monotonic() > next_check:
-                    next_check = time.monotonic() + config.check_s
-                    if not await _still_serves(server, served.version):
-                        _log.warning("the server no longer serves version %d: it was restarted", served.version)
-                        served = None
-                if wanted is None or (served is not None and wanted.version == served.version):
-                    continue
-                if time.monotonic() < not_before:
-                    continue
-                load = await _load(server, engine, wanted, served)
-                await asyncio.to_thread(_record, engine, config, wanted.version, load)
-                if load.status == "serving":
-                    served = wanted
-                    _log.info("serving version %d of %s after %.1f s", wanted.version, wanted.policy, load.seconds)
-                else:
-                    not_before = time.monotonic() + config.retry_s
-                    _log.error("version %d of %s is not served: %s", wanted.version, wanted.policy, load.detail)
+        await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await asyncio.to_thread(log.close)
-        engine.dispose()
+        flag.set()
+        asked.cancel()
+        await work
 
 
-async def _still_serves(server: PolicyServer, version: int) -> bool:
-    """False only where the server says another tag; one that does not answer is asked again later."""
-    try:
-        return await server.tag() == str(version)
-    except ServerRefused:
-        return True
+class _Follower:
+    """The loop, in a thread of its own: every call blocks, and a load is never cut in two by a cancellation."""
 
+    def __init__(self, config: FollowConfig, stop: Event) -> None:
+        self._config, self._stop = config, stop
+        self._engine = make_engine(config.database_url, "hindstream-weights")
+        self._server = PolicyServer(config.server_url, config.model, timeout_s=config.timeout_s, api_key=config.api_key)
+        self._wanted: int | None = None
+        self._serving: Version | None = None
+        self._retry_s, self._not_before, self._next_look = config.retry_s, 0.0, 0.0
+        self._away = False
 
-async def _load(
-    server: PolicyServer, engine: Engine, wanted: WeightsPublished, served: WeightsPublished | None
-) -> _Load:
-    started = time.monotonic()
-    before = after = None
-    try:
-        manifest = await asyncio.to_thread(_manifest, engine, wanted)
-        wrong = await asyncio.to_thread(problems, Path(wanted.path), manifest)
-        if wrong:
-            return _Load("failed", "; ".join(wrong), None, None, time.monotonic() - started)
-        before = await server.canary()
-        await server.reload(Path(wanted.path), wanted.version)
-        after = await server.canary()
-        if served is not None and before == after:
-            parent = await asyncio.to_thread(_manifest, engine, served)
-            if weights_digest(parent) != weights_digest(manifest):
-                raise ServerRefused("the canary's log-prob did not move although the weights on disk did")
-    except ServerRefused as err:
-        detail = str(err) + await _back(server, served)
-        return _Load("failed", detail, before, after, time.monotonic() - started)
-    return _Load("serving", None, before, after, time.monotonic() - started)
+    def run(self) -> None:
+        config = self._config
+        try:
+            self._wanted = in_transaction(self._engine, self._stop, self._newest)
+            self._keep_up()
+            with TopicReader(
+                config.bootstrap_servers, WEIGHTS, client_id="hindstream-weights", stop=self._stop
+            ) as reader:
+                reader.seek_to(None)  # compacted: one message a policy, and some that wait for the cleaner
+                while not self._stop.is_set():
+                    for kind, value in reader.poll(config.poll_s):
+                        self._hear(kind, value)
+                    self._keep_up()
+        except Stopped:
+            log.info("stopped")
+        finally:
+            self._engine.dispose()
 
+    def _hear(self, kind: str | None, value: bytes) -> None:
+        if kind != WEIGHTS_PUBLISHED:
+            return
+        try:
+            message = msgspec.json.decode(value, type=WeightsPublished)
+        except msgspec.DecodeError as err:
+            log.warning("a record of the topic cannot be read and is passed over: %s", err)
+            return
+        if message.policy == self._config.policy and (self._wanted is None or message.version > self._wanted):
+            self._wanted = message.version
+            self._retry_s, self._not_before = self._config.retry_s, 0.0
 
-async def _back(server: PolicyServer, served: WeightsPublished | None) -> str:
-    """Load the version before again, since a failed load may have left half of the new one."""
-    if served is None:
-        return ""
-    try:
-        await server.reload(Path(served.path), served.version)
-    except ServerRefused as err:
-        return f"; and version {served.version} could not be loaded again: {err}"
-    return f"; version {served.version} is served again"
+    def _keep_up(self) -> None:
+        """Load what is wanted if it is not served."""
+        if self._wanted is None:
+            return
+        try:
+            self._look()
+            if self._serving is not None and self._serving.version == self._wanted:
+                return
+            if time.monotonic() >= self._not_before:
+                self._load(self._wanted)
+            self._away = False
+        except (ServerAway, ServerRefused) as err:
+            if not self._away:
+                needs = (
+                    "" if isinstance(err, ServerAway) else " (vLLM needs VLLM_SERVER_DEV_MODE=1 and --enable-scale-out)"
+                )
+                log.warning("waiting for the policy server: %s%s", err, needs)
+            self._away = True
+            self._not_before = time.monotonic() + self._config.check_s
 
+    def _look(self) -> None:
+        """Notice a server that no longer serves what was loaded."""
+        if self._serving is None or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + self._config.check_s
+        tag = self._server.tag()
+        if tag != self._serving.tag:
+            log.warning("the server is tagged %r, not %r: it was restarted, or others load", tag, self._serving.tag)
+            self._serving = None
+            self._not_before = 0.0
 
-def _manifest(engine: Engine, message: WeightsPublished) -> dict[str, Any]:
-    with engine.connect() as connection:
-        manifest: dict[str, Any] = connection.execute(
-            text("SELECT manifest FROM weight_versions WHERE policy = :policy AND version = :version"),
-            {"policy": message.policy, "version": message.version},
+    def _load(self, version: int) -> None:
+        def work(connection: Connection) -> Load | None:
+            server = {"server": self._config.server_url}
+            if not connection.execute(_LOCK, server).scalar_one():
+                return None
+            wanted, base = self._version(connection, version), self._version(connection, 0)
+            load = load_version(self._server, wanted, self._serving, base)
+            self._serving = load.serving
+            self._record(connection, wanted, load)
+            return load
+
+        load = in_transaction(self._engine, self._stop, work)
+        if load is None:
+            log.info("another process is loading weights into %s", self._config.server_url)
+            self._not_before = time.monotonic() + self._config.check_s
+        elif load.fault is None:
+            log.info("serving version %d of %s after %.1f s", version, self._config.policy, load.seconds)
+            self._retry_s, self._not_before = self._config.retry_s, 0.0
+        else:
+            log.error("version %d of %s is not served: %s", version, self._config.policy, load.fault)
+            self._not_before = time.monotonic() + self._retry_s
+            self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
+
+    def _newest(self, connection: Connection) -> int | None:
+        newest: int | None = connection.execute(
+            select(func.max(weight_versions.c.version)).where(weight_versions.c.policy == self._config.policy)
         ).scalar_one()
-    return manifest
+        return newest
 
+    def _version(self, connection: Connection, version: int) -> Version:
+        config = self._config
+        row = connection.execute(
+            select(weight_versions.c.path, weight_versions.c.manifest).where(
+                weight_versions.c.policy == config.policy, weight_versions.c.version == version
+            )
+        ).one()
+        path = locate(row.path, config.weights_dir, config.policy, version)
+        return Version(config.policy, version, path, row.manifest)
 
-def _record(engine: Engine, config: FollowConfig, version: int, load: _Load) -> None:
-    with engine.begin() as connection:
-        attempt = connection.execute(
-            text(
-                "SELECT coalesce(max(attempt), 0) + 1 FROM weight_loads "
-                "WHERE server = :server AND policy = :policy AND version = :version"
-            ),
-            {"server": config.server_url, "policy": config.policy, "version": version},
-        ).scalar_one()
+    def _record(self, connection: Connection, wanted: Version, load: Load) -> None:
+        key = {"server": self._config.server_url, "policy": wanted.policy, "version": wanted.version}
+        tried = select(func.coalesce(func.max(weight_loads.c.attempt), 0)).where(
+            *(weight_loads.c[name] == value for name, value in key.items())
+        )
         connection.execute(
             insert(weight_loads).values(
-                server=config.server_url,
-                policy=config.policy,
-                version=version,
-                attempt=attempt,
-                status=load.status,
-                detail=load.detail,
+                **key,
+                attempt=connection.execute(tried).scalar_one() + 1,
+                status="serving" if load.fault is None else "failed",
+                detail=load.fault,
                 canary_before=load.before,
                 canary_after=load.after,
                 seconds=load.seconds,
+                created_at=func.clock_timestamp(),
             )
         )

@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, TextClause, create_engine, text
+from sqlalchemy.exc import DBAPIError
 
 from hindstream.cli.topics import ensure_topics
 from hindstream.endpoints import resolve_endpoints
@@ -27,7 +28,7 @@ PolicyOption = Annotated[str | None, typer.Option("--policy", help="The policy; 
 
 _LIST = text(
     """
-    SELECT v.version, v.parent_version, v.run, b.seq, v.recipe_digest, v.path, v.created_at,
+    SELECT v.policy, v.version, v.parent_version, v.run, b.seq, v.recipe_digest, v.path, v.created_at,
            t.samples_trained, t.tokens,
            (SELECT string_agg(DISTINCT l.server, ', ') FROM weight_loads l
             WHERE l.policy = v.policy AND l.version = v.version AND l.status = 'serving'
@@ -42,7 +43,12 @@ _LIST = text(
 )
 _ONE = text("SELECT * FROM weight_versions WHERE policy = :policy AND version = :version")
 _TURNS = text("SELECT count(*) FROM lineage WHERE policy = :policy AND version = :version")
-_STEP = text("SELECT metrics FROM training_steps WHERE policy = :policy AND version = :version")
+_STEP = text(
+    "SELECT step, metrics, samples_trained, samples_dropped, tokens, seconds FROM training_steps "
+    "WHERE policy = :policy AND version = :version"
+)
+_BATCH = text("SELECT micro_batch_id, seq, digest, size FROM micro_batches WHERE micro_batch_id = :id")
+_RECIPE = text("SELECT recipe_name AS name, recipe_digest AS digest, recipe FROM runs WHERE run = :run")
 _LOADS = text(
     "SELECT server, attempt, status, detail, canary_before, canary_after, seconds, created_at FROM weight_loads "
     "WHERE policy = :policy AND version = :version ORDER BY created_at"
@@ -57,8 +63,12 @@ def root() -> None:
 @app.command("list")
 def list_versions(policy: PolicyOption = None) -> None:
     """Every version with its parent, what it learned from, and who serves it."""
+    from learner.manifest import has_weights
+
     with _database() as connection:
         rows = connection.execute(_LIST, {"policy": _policy(policy)}).all()
+    if not rows:
+        raise UserError(f"policy {_policy(policy)!r} has no weight version; `hindstream learner run` makes version 0")
     table = Table()
     for column in ("version", "parent", "run", "micro-batch", "turns", "tokens", "recipe", "files", "served by"):
         table.add_column(column)
@@ -71,7 +81,7 @@ def list_versions(policy: PolicyOption = None) -> None:
             _or_dash(row.samples_trained),
             _or_dash(row.tokens),
             (row.recipe_digest or "–")[:12],
-            "on disk" if list(Path(row.path).glob("*.safetensors")) else "deleted",
+            "on disk" if has_weights(_directory(row)) else "files deleted",
             row.served_by or "",
         )
     Console().print(table)
@@ -80,19 +90,31 @@ def list_versions(policy: PolicyOption = None) -> None:
 @app.command()
 def show(version: int, policy: PolicyOption = None) -> None:
     """One version: manifest, step metrics, turns, and every load by a server, as JSON."""
+    from learner.manifest import has_weights
+
     name = _policy(policy)
     named = {"policy": name, "version": version}
     with _database() as connection:
         row = _version(connection, name, version)
-        metrics = connection.execute(_STEP, named).scalar_one_or_none()
+        step = _first(connection, _STEP, named)
+        batch = _first(connection, _BATCH, {"id": row.micro_batch_id})
+        recipe = _first(connection, _RECIPE, {"run": row.run})
         loads = [dict(load._mapping) for load in connection.execute(_LOADS, named)]
         turns = connection.execute(_TURNS, named).scalar_one()
     plain = {
-        "path": row.path,
+        "policy": row.policy,
+        "version": row.version,
+        "parent_version": row.parent_version,
+        "run": row.run,
+        "micro_batch": batch,
+        "recipe": recipe,
+        "created_at": row.created_at,
+        "path": str(_directory(row)),
+        "files_on_disk": has_weights(_directory(row)),
         "manifest_sha256": row.manifest_sha256,
         "manifest": row.manifest,
         "turns_trained": turns,
-        "step": metrics,
+        "step": step,
         "loads": loads,
     }
     print(json.dumps(plain, indent=2, default=str))
@@ -104,7 +126,7 @@ def verify(
     policy: PolicyOption = None,
 ) -> None:
     """Hash the files again and compare them with the manifest. Exit code 1 where something differs."""
-    from learner.manifest import manifest_digest, problems
+    from learner.manifest import has_weights, manifest_digest, problems
 
     name = _policy(policy)
     with _database() as connection:
@@ -112,14 +134,14 @@ def verify(
             rows = connection.execute(
                 text("SELECT * FROM weight_versions WHERE policy = :policy ORDER BY version"), {"policy": name}
             ).all()
-            rows = [row for row in rows if list(Path(row.path).glob("*.safetensors"))]
+            rows = [row for row in rows if has_weights(_directory(row))]
         else:
             rows = [_version(connection, name, version)]
     if not rows:
         raise UserError(f"policy {name!r} has no weight version with files on disk")
     failed = False
     for row in rows:
-        wrong = problems(Path(row.path), row.manifest)
+        wrong = problems(_directory(row), row.manifest)
         if manifest_digest(row.manifest) != row.manifest_sha256:
             wrong.append("the manifest in the database is not the one that was announced")
         failed = failed or bool(wrong)
@@ -132,7 +154,8 @@ def follow(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Keep the policy server at the newest version until stopped (Ctrl-C or SIGTERM). Requests are never refused."""
-    from learner.serving import FollowConfig
+    from learner.config import FollowConfig
+    from learner.database import in_words
     from learner.serving import follow as follow_weights
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -144,6 +167,7 @@ def follow(
         bootstrap_servers=endpoints.bootstrap_servers,
         database_url=endpoints.database_url,
         policy=settings.run.policy,
+        weights_dir=settings.weights_dir,
         server_url=endpoints.policy_url,
         model=settings.policy.model,
         api_key=key.get_secret_value() if key else None,
@@ -156,7 +180,10 @@ def follow(
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await follow_weights(config, stop)
 
-    asyncio.run(until_stopped())
+    try:
+        asyncio.run(until_stopped())
+    except DBAPIError as err:
+        raise UserError(f"the database refused: {in_words(err)}; is it upgraded? `hindstream db upgrade`") from None
 
 
 @contextmanager
@@ -173,11 +200,22 @@ def _policy(given: str | None) -> str:
     return given or load_settings().run.policy
 
 
+def _first(connection: Connection, query: TextClause, named: dict[str, Any]) -> dict[str, Any] | None:
+    row = connection.execute(query, named).mappings().one_or_none()
+    return None if row is None else dict(row)
+
+
 def _version(connection: Connection, policy: str, version: int) -> Any:
     row = connection.execute(_ONE, {"policy": policy, "version": version}).one_or_none()
     if row is None:
         raise UserError(f"policy {policy!r} has no version {version}; `hindstream weights list` shows those it has")
     return row
+
+
+def _directory(row: Any) -> Path:
+    from learner.checkpoints import locate
+
+    return locate(row.path, load_settings().weights_dir, row.policy, row.version)
 
 
 def _or_dash(value: object) -> str:
