@@ -33,6 +33,9 @@ _START_S = 120.0
 """Importing torch and Faust on two busy cores has taken 20 s; beyond this a process is stuck."""
 _SETTLE_S = 60.0
 """The last version must be saved, announced, loaded and checked: seen to take 5 s."""
+_BACKLOG = 2
+"""Micro-batches of turns that may wait for the learner before the user waits too: one is being trained while the next
+fills, so answers are one or two versions old when they are used."""
 _DRIFT_ANSWERS = 24
 """Sampled answers that the KL is estimated on: about 500 tokens."""
 
@@ -132,7 +135,12 @@ async def _demo(
 
 async def _learn(plan: DemoPlan, services: Services, engine: Engine, user: UserConfig, console: Console) -> None:
     stop = asyncio.Event()
-    talking = asyncio.create_task(talk(user, f"{plan.run}-talk", stop, lambda _: None))
+    waiting = 0
+
+    def may_ask() -> bool:
+        return waiting < _BACKLOG * plan.batch_size
+
+    talking = asyncio.create_task(talk(user, f"{plan.run}-talk", stop, may_ask))
     deadline = time.monotonic() + plan.time_limit_s
     title = f"{plan.run}: learning while he talks"
     try:
@@ -142,6 +150,7 @@ async def _learn(plan: DemoPlan, services: Services, engine: Engine, user: UserC
                     figures = read_figures(connection, plan.run)
                     rewards = read_rewards_by_version(connection, plan.run)
                     steps = read_steps(connection, plan.run)
+                waiting = figures.ready + figures.pending
                 live.update(figures_table(title, figures, rewards, steps))
                 if len(steps) >= plan.updates:
                     return

@@ -19,6 +19,9 @@ _REQUEST_TIMEOUT_S = 120.0
 _REACTION_TOKENS = 8
 """What the policy says to a reaction is a side turn that nobody reads: keep it cheap."""
 
+_PATIENCE_S = 0.1
+"""Between two looks whether he may ask on: short beside the seconds that an answer takes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
@@ -107,14 +110,21 @@ async def _post(
         return plain["choices"][0]["message"]["content"] or "", response.headers.get("X-Turn-Id", "")
 
 
-async def talk(config: UserConfig, prefix: str, stop: asyncio.Event, on_answer: Callable[[Answered], None]) -> None:
-    """Ask training questions and react to each answer, `concurrency` sessions at once, until `stop` is set."""
+async def talk(config: UserConfig, prefix: str, stop: asyncio.Event, may_ask: Callable[[], bool]) -> None:
+    """Ask training questions and react to each answer, `concurrency` sessions at once, until `stop` is set.
+
+    A new question waits while `may_ask()` is False. Without that a fast user runs ahead of a slow learner, and what is
+    learned from are answers of weights long gone.
+    """
     questions, seeds = QuestionStream(config.seed), random.Random(config.seed)
     count = 0
 
     async def one_after_another(http: aiohttp.ClientSession) -> None:
         nonlocal count
         while not stop.is_set():
+            if not may_ask():
+                await asyncio.sleep(_PATIENCE_S)
+                continue
             count += 1
             answered = await ask(
                 http,
@@ -125,7 +135,6 @@ async def talk(config: UserConfig, prefix: str, stop: asyncio.Event, on_answer: 
                 seed=seeds.randrange(2**31),
                 temperature=config.temperature,
             )
-            on_answer(answered)
             await react(http, config, answered)
 
     async with _client() as http, asyncio.TaskGroup() as group:
