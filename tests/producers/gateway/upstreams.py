@@ -1,0 +1,84 @@
+"""Model servers that fail on demand. What a real one answers is tested with the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from producers.gateway.app import running
+from producers.gateway.config import GatewayConfig
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+COMPLETION: dict[str, Any] = {
+    "id": "x",
+    "object": "chat.completion",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}],
+}
+
+
+@asynccontextmanager
+async def serving(routes: dict[str, Handler]) -> AsyncIterator[str]:
+    """A server with these POST routes; gives its address."""
+    app = web.Application()
+    for path, handler in routes.items():
+        app.router.add_post(path, handler)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def gateway(tmp_path: Path, upstream_url: str, bootstrap_servers: str, **more: Any) -> AsyncIterator[str]:
+    """A gateway before that server."""
+    config = GatewayConfig(
+        bootstrap_servers=bootstrap_servers,
+        upstream_url=upstream_url,
+        spool_dir=tmp_path / "spool",
+        blob_dir=tmp_path / "blobs",
+        port=0,
+        **{"publish_timeout_s": 5.0, "retry_s": 0.2, **more},
+    )
+    async with running(config) as address:
+        yield address
+
+
+async def plain(request: web.Request) -> web.Response:
+    """A server that is no vLLM: it chats and knows no tokens."""
+    return web.json_response(COMPLETION)
+
+
+async def never(request: web.Request) -> web.Response:
+    """A server that hangs."""
+    await asyncio.sleep(3600)
+    raise AssertionError
+
+
+async def say(
+    address: str, body: Any, headers: dict[str, str] | None = None
+) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, JSON and headers of one chat completion request; `body` is sent as it is where it is bytes."""
+    data = {"data": body} if isinstance(body, bytes) else {"json": body}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{address}/v1/chat/completions", headers=headers, **data) as response,
+    ):
+        return response.status, await response.json(), dict(response.headers)
+
+
+async def health(address: str) -> dict[str, Any]:
+    """What /healthz says."""
+    async with aiohttp.ClientSession() as http, http.get(f"{address}/healthz") as response:
+        assert response.status == 200
+        found: dict[str, Any] = await response.json()
+        return found
