@@ -133,9 +133,9 @@ class RunSettings(Section):
 class WorkerSettings(Section):
     concurrency: Positive = 8
     """Evaluations that one worker process has in flight at once."""
-    lease_s: Seconds = 300.0
-    """How long a claimed evaluation is left alone before another worker may take it: longer than the slowest
-    answer, since a lease that runs out under a live worker pays for that answer twice."""
+    lease_s: Seconds = 30.0
+    """How long a claimed evaluation is left alone after its worker was last heard of (a third of this apart) before
+    another worker may take it: what the turns of a killed worker wait."""
     batch_events: Positive = 256
     """Events an agent writes in one transaction. More gains little (a row costs microseconds) and delays the
     first."""

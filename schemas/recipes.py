@@ -6,6 +6,7 @@ same facts.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -149,6 +150,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             problems.append("loss.w_rl is set but there is no judge; set it to 0")
         if self.loss.w_opd and self.hint is None:
             problems.append("loss.w_opd is set but there is no hint; set it to 0")
+        patterns = [rule.pattern for rule in self.judge.rules] if self.judge else []
+        for pattern in patterns + (self.hint.patterns if self.hint else []):
+            try:
+                re.compile(pattern)
+            except re.error as err:
+                problems.append(f"pattern {pattern!r} is no regular expression: {err}")
         if self.batch.size < 1 or self.batch.max_staleness < 0 or self.optimizer.steps < 1:
             problems.append("batch.size and optimizer.steps must be at least 1, batch.max_staleness at least 0")
         if problems:

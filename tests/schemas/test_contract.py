@@ -92,6 +92,8 @@ def test_presets_work_and_differ() -> None:
         ({"judge": None, "hint": None, "teacher": None}, "every turn would be dropped"),
         ({"teacher": {"top_k": 2}}, "at least 4"),
         ({"teacher": None}, "go together"),
+        ({"judge": {"rules": [{"pattern": "(", "score": 1}]}}, r"'\(' is no regular expression"),
+        ({"hint": {"patterns": ["[a"]}}, "is no regular expression"),
         ({"optimizer": {"lrr": 1}}, "no recipe field 'lrr'"),
         ({"optimizer": {"lr": "fast"}}, "Expected `float`"),
     ],
