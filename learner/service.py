@@ -72,9 +72,10 @@ def run_learner(config: LearnerConfig, stop: threading.Event | None = None) -> N
         SQLAlchemyError: the database refuses for a reason that does not pass.
     """
     stop = stop or threading.Event()
+    handlers = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
+            handlers[number] = signal.signal(number, lambda *_: stop.set())
     if config.threads:
         torch.set_num_threads(config.threads)
     engine = make_engine(config.database_url, "hindstream-learner")
@@ -87,6 +88,8 @@ def run_learner(config: LearnerConfig, stop: threading.Event | None = None) -> N
         log.info("stopped")
     finally:
         engine.dispose()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 class _Learner:

@@ -33,7 +33,7 @@ _LIST = text(
            (SELECT string_agg(DISTINCT l.server, ', ') FROM weight_loads l
             WHERE l.policy = v.policy AND l.version = v.version AND l.status = 'serving'
               AND l.created_at = (SELECT max(created_at) FROM weight_loads n
-                                  WHERE n.server = l.server AND n.policy = l.policy AND n.status = 'serving')
+                                  WHERE n.server = l.server AND n.status = 'serving')
            ) AS served_by
     FROM weight_versions v
     LEFT JOIN micro_batches b ON b.micro_batch_id = v.micro_batch_id
