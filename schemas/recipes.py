@@ -76,7 +76,9 @@ class LossSpec(msgspec.Struct, frozen=True, kw_only=True):
     """PPO-clip surrogate. `w_rl` and `w_opd` weigh the two components (0 leaves one out).
 
     `normaliser`: "component" divides each component by its own tokens, "batch" both by the batch's kept tokens.
-    `tis_cap` truncates the token weight exp(trainer - engine); None turns the correction off.
+    With `tis_cap` None the ratio is to the behaviour's own log-probs, so the clip bounds both staleness and the gap
+    between engine and trainer. With a cap the surrogate is decoupled: the ratio is to the trainer's log-probs before
+    the step, and min(exp(trainer - engine), cap) weighs each token; the clip then bounds only the step itself.
     """
 
     w_rl: float = 1.0
@@ -87,7 +89,7 @@ class LossSpec(msgspec.Struct, frozen=True, kw_only=True):
     kl_coefficient: float = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     entropy_coefficient: float = 0.0
-    tis_cap: float | None = 2.0
+    tis_cap: float | None = None
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = "token_mean"
     aggregation_constant: float | None = None
     normaliser: Literal["component", "batch"] = "component"

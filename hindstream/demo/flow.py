@@ -33,9 +33,10 @@ _START_S = 120.0
 """Importing torch and Faust on two busy cores has taken 20 s; beyond this a process is stuck."""
 _SETTLE_S = 60.0
 """The last version must be saved, announced, loaded and checked: seen to take 5 s."""
-_BACKLOG = 2
-"""Micro-batches of turns that may wait for the learner before the user waits too: one is being trained while the next
-fills, so answers are one or two versions old when they are used."""
+_AHEAD = 1.25
+"""Micro-batches of questions that may be open before the user waits for the learner. Above 1, so that the next one
+fills while this one is trained; little above, since answers of weights long gone teach less: with 2 (mean staleness
+1.5) the policy fell into nonsense that this keeps it from."""
 _DRIFT_ANSWERS = 24
 """Sampled answers that the KL is estimated on: about 500 tokens."""
 
@@ -135,10 +136,10 @@ async def _demo(
 
 async def _learn(plan: DemoPlan, services: Services, engine: Engine, user: UserConfig, console: Console) -> None:
     stop = asyncio.Event()
-    waiting = 0
+    settled = 0
 
-    def may_ask() -> bool:
-        return waiting < _BACKLOG * plan.batch_size
+    def may_ask(asked: int) -> bool:
+        return asked - settled < _AHEAD * plan.batch_size
 
     talking = asyncio.create_task(talk(user, f"{plan.run}-talk", stop, may_ask))
     deadline = time.monotonic() + plan.time_limit_s
@@ -150,7 +151,7 @@ async def _learn(plan: DemoPlan, services: Services, engine: Engine, user: UserC
                     figures = read_figures(connection, plan.run)
                     rewards = read_rewards_by_version(connection, plan.run)
                     steps = read_steps(connection, plan.run)
-                waiting = figures.ready + figures.pending
+                settled = figures.trained + figures.dropped - figures.drops.get("side_turn", 0)
                 live.update(figures_table(title, figures, rewards, steps))
                 if len(steps) >= plan.updates:
                     return

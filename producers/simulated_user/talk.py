@@ -110,10 +110,10 @@ async def _post(
         return plain["choices"][0]["message"]["content"] or "", response.headers.get("X-Turn-Id", "")
 
 
-async def talk(config: UserConfig, prefix: str, stop: asyncio.Event, may_ask: Callable[[], bool]) -> None:
+async def talk(config: UserConfig, prefix: str, stop: asyncio.Event, may_ask: Callable[[int], bool]) -> None:
     """Ask training questions and react to each answer, `concurrency` sessions at once, until `stop` is set.
 
-    A new question waits while `may_ask()` is False. Without that a fast user runs ahead of a slow learner, and what is
+    A new question waits while `may_ask(questions asked so far)` is False. Without that a fast user runs ahead of a slow learner, and what is
     learned from are answers of weights long gone.
     """
     questions, seeds = QuestionStream(config.seed), random.Random(config.seed)
@@ -122,7 +122,7 @@ async def talk(config: UserConfig, prefix: str, stop: asyncio.Event, may_ask: Ca
     async def one_after_another(http: aiohttp.ClientSession) -> None:
         nonlocal count
         while not stop.is_set():
-            if not may_ask():
+            if not may_ask(count):
                 await asyncio.sleep(_PATIENCE_S)
                 continue
             count += 1
