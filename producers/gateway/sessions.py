@@ -87,7 +87,8 @@ class Place:
 class Siblings:
     """How often a session gave word by word the same conversation: the only memory, bounded, and lost with the process.
 
-    Thread-safe.
+    After a restart, or at another gateway, the same session giving the same answer to the same messages names the
+    turn that is already recorded; the processors keep the first and set the second aside as a conflict. Thread-safe.
     """
 
     def __init__(self, limit: int = _KNOWN_TURNS) -> None:

@@ -12,13 +12,11 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
-from producers.gateway.turns import Outcome
-from schemas.events import FinishReason, Tokens, VersionSpan
+from producers.gateway.answers import Answer, with_tokens, without_last_token, without_tokens
 
 _CONNECT_S = 5.0
 """A server that is there accepts within milliseconds; this is time for a few lost packets."""
@@ -26,15 +24,6 @@ _CONNECT_S = 5.0
 _ABSENT = (404, 405)
 """What a server that does not have an endpoint answers; vLLM answers 404 for an unknown model as well, and says so
 again when it is asked without tokens."""
-
-_FINISH: dict[str | None, FinishReason] = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    "abort": "aborted",
-}
-"""How servers say why they stopped. What is not here (`content_filter`, null) is no whole answer: `error`."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -51,14 +40,6 @@ class UpstreamFailed(RuntimeError):
         self.status = status
         self.error = error
         self.refused = refused
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The chat.completion object for the caller, and what is recorded of it."""
-
-    completion: dict[str, Any]
-    outcome: Outcome
 
 
 class Upstream:
@@ -103,9 +84,9 @@ class Upstream:
             if prompt is None or generated is None:
                 plain = await self._post("/v1/chat/completions", body)
                 assert plain is not None
-                return _without_tokens(plain)
+                return without_tokens(plain)
             completion = await self._derender(body, prompt, generated)
-            return _with_tokens(body, prompt, generated, completion)
+            return with_tokens(body, prompt, generated, completion)
 
     async def _generate(self, body: dict[str, Any], prompt: dict[str, Any]) -> dict[str, Any] | None:
         sampling = prompt["sampling_params"]
@@ -121,12 +102,16 @@ class Upstream:
     ) -> dict[str, Any]:
         request = {
             "model": body["model"],
-            "generate_response": _without_stop_token(body, generated),
+            "generate_response": without_last_token(body, generated),
             "prompt_tokens": len(prompt["token_ids"]),
             "prompt_token_ids": prompt["token_ids"],
             "chat_request": body,
         }
-        completion = await self._post("/v1/chat/completions/derender", request)
+        try:
+            completion = await self._post("/v1/chat/completions/derender", request)
+        except UpstreamFailed as err:
+            # Whatever it dislikes, the policy has answered: this is no refusal of the request.
+            raise _failed(502, f"the model server could not read its own answer: {err}") from err
         assert completion is not None
         return completion
 
@@ -177,72 +162,3 @@ async def _read(response: aiohttp.ClientResponse) -> dict[str, Any]:
 
 def _failed(status: int, message: str) -> UpstreamFailed:
     return UpstreamFailed(status, {"message": message, "type": "upstream_error", "param": None, "code": status})
-
-
-def _with_tokens(
-    body: dict[str, Any], prompt: dict[str, Any], generated: dict[str, Any], completion: dict[str, Any]
-) -> Answer:
-    choice, shown = generated["choices"][0], completion["choices"][0]
-    content = (choice.get("logprobs") or {}).get("content") or []
-    if [entry["token_id"] for entry in content] not in ([], choice["token_ids"]):
-        raise ValueError("log-probs of other tokens than the sampled")
-    tokens = Tokens(
-        source="engine",
-        prompt_ids=prompt["token_ids"],
-        response_ids=choice["token_ids"],
-        # As many as there are: a missing one is the reader's to refuse, and never padded here.
-        response_logprobs=[float(entry["logprob"]) for entry in content if entry["logprob"] is not None],
-    )
-    _cut_at_stop(body, choice, shown["message"])
-    if not body.get("logprobs"):
-        shown["logprobs"] = None
-    completion["usage"] = {
-        **(completion.get("usage") or {}),
-        "prompt_tokens": len(prompt["token_ids"]),
-        "completion_tokens": len(choice["token_ids"]),
-        "total_tokens": len(prompt["token_ids"]) + len(choice["token_ids"]),
-    }
-    outcome = Outcome(
-        message=shown["message"],
-        finish_reason=_FINISH.get(shown.get("finish_reason"), "error"),
-        tokens=tokens,
-        spans=[_span(span) for span in choice.get("weight_versions") or []],
-    )
-    return Answer(completion=completion, outcome=outcome)
-
-
-def _without_tokens(completion: dict[str, Any]) -> Answer:
-    choice = completion["choices"][0]
-    finish_reason = _FINISH.get(choice.get("finish_reason"), "error")
-    message = choice["message"]
-    if not isinstance(message, dict):
-        raise TypeError("the message is no object")
-    return Answer(completion=completion, outcome=Outcome(message=message, finish_reason=finish_reason))
-
-
-def _span(span: dict[str, Any]) -> VersionSpan:
-    text = str(span["version"])
-    version = int(text) if text.isascii() and text.isdecimal() else None
-    return VersionSpan(version=version, start=span["start"], end=span["end"])
-
-
-def _without_stop_token(body: dict[str, Any], generated: dict[str, Any]) -> dict[str, Any]:
-    """The response without the stop token that the caller named: it ends the text and is no part of it."""
-    choice = generated["choices"][0]
-    if not isinstance(choice.get("stop_reason"), int) or body.get("include_stop_str_in_output"):
-        return generated
-    shown = {**choice, "token_ids": choice["token_ids"][:-1]}
-    if choice.get("logprobs"):
-        shown["logprobs"] = {**choice["logprobs"], "content": choice["logprobs"]["content"][:-1]}
-    return {**generated, "choices": [shown]}
-
-
-def _cut_at_stop(body: dict[str, Any], choice: dict[str, Any], message: dict[str, Any]) -> None:
-    """End the text before the stop string that the caller named, as chat completions do; the tokens stay whole."""
-    stop, text = choice.get("stop_reason"), message.get("content")
-    if not isinstance(stop, str) or not isinstance(text, str) or body.get("include_stop_str_in_output"):
-        return
-    # Generation ends at the first token that completes it, so it is the last place where it begins.
-    place = text.rfind(stop)
-    if place >= 0:
-        message["content"] = text[:place]

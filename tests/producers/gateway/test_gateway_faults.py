@@ -22,6 +22,7 @@ from tests.producers.gateway.upstreams import gateway, health, never, plain, say
 pytestmark = pytest.mark.stack
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT, RENDER, GENERATE = "/v1/chat/completions", "/v1/chat/completions/render", "/inference/v1/generate"
+DERENDER = "/v1/chat/completions/derender"
 NOWHERE = "127.0.0.1:9"
 """An address where no broker listens."""
 
@@ -120,6 +121,20 @@ async def garbage(request: web.Request) -> web.Response:
     return web.json_response({"token_ids": [1]})
 
 
+async def rendered(request: web.Request) -> web.Response:
+    return web.json_response({"token_ids": [1, 2], "sampling_params": {}})
+
+
+async def answered(request: web.Request) -> web.Response:
+    content = [{"token_id": 5, "logprob": -1.0}]
+    choice = {"token_ids": [5], "finish_reason": "length", "logprobs": {"content": content}, "weight_versions": []}
+    return web.json_response({"choices": [choice]})
+
+
+async def refusing(request: web.Request) -> web.Response:
+    return web.json_response({"error": {"message": "too long", "param": "messages", "code": 400}}, status=400)
+
+
 async def empty(request: web.Request) -> web.Response:
     return web.Response(status=200)
 
@@ -131,6 +146,9 @@ async def empty(request: web.Request) -> web.Response:
         ({RENDER: garbage}, 502),
         ({RENDER: empty}, 502),
         ({RENDER: never}, 504),
+        ({RENDER: rendered, GENERATE: never}, 504),
+        ({RENDER: rendered, GENERATE: failing}, 502),
+        ({RENDER: rendered, GENERATE: answered, DERENDER: refusing}, 502),
         (None, 502),
     ],
 )
@@ -151,9 +169,6 @@ async def test_a_model_server_that_fails_is_told_and_the_turn_recorded_as_an_err
 
 
 async def test_what_the_model_server_refuses_is_passed_on_and_no_turn(tmp_path: Path) -> None:
-    async def refusing(request: web.Request) -> web.Response:
-        return web.json_response({"error": {"message": "too long", "param": "messages", "code": 400}}, status=400)
-
     async with serving({RENDER: refusing}) as upstream, gateway(tmp_path, upstream, NOWHERE) as address:
         status, answer, headers = await say(address, BODY)
         counts = await health(address)

@@ -20,6 +20,8 @@ from tests.producers.gateway.logs import events_of
 from tests.producers.gateway.upstreams import gateway, health, say
 
 pytestmark = [pytest.mark.stack, pytest.mark.vllm, pytest.mark.slow]
+END_OF_TURN = "2"
+"""Id of <|im_end|>; an answer may be that alone."""
 QUESTION = {"role": "user", "content": "Name three rivers of Europe."}
 
 
@@ -98,6 +100,10 @@ async def test_a_conversation_is_linked_and_its_session_closed(tmp_path: Path, v
     assert (one.parent_turn_id, one.ordinal, two.ordinal) == (None, 0, 1)
 
 
+def _tokens(logprobs: dict[str, Any]) -> list[Any]:
+    return [(entry["token"], [top["token"] for top in entry["top_logprobs"]]) for entry in logprobs["content"]]
+
+
 async def test_answers_are_those_of_the_servers_own_chat_endpoint(
     tmp_path: Path, vllm_server: str, topics: str
 ) -> None:
@@ -107,6 +113,8 @@ async def test_answers_are_those_of_the_servers_own_chat_endpoint(
         {"max_tokens": 40, "temperature": 0.0, "stop": ["."], "include_stop_str_in_output": True},
         {"max_tokens": 40, "temperature": 0.0, "stop_token_ids": [30]},
         {"max_tokens": 6, "temperature": 0.0, "logprobs": True, "top_logprobs": 2},
+        {"max_tokens": 8, "temperature": 0.0, "logit_bias": {END_OF_TURN: 100}},
+        {"max_tokens": 8, "temperature": 0.0, "logit_bias": {END_OF_TURN: 100}, "logprobs": True},
         {"max_tokens": 8, "temperature": 0.0, "structured_outputs": {"choice": ["good", "bad"]}},
         {"max_tokens": 8, "temperature": 0.0, "response_format": {"type": "json_object"}},
     ]
@@ -121,12 +129,8 @@ async def test_answers_are_those_of_the_servers_own_chat_endpoint(
             theirs = direct["choices"][0]["logprobs"]
             assert (ours["choices"][0]["logprobs"] is None) == (theirs is None)
             if theirs is not None:
-                chosen = [
-                    [entry["token"] for entry in side["content"]] for side in (ours["choices"][0]["logprobs"], theirs)
-                ]
-                assert chosen[0] == chosen[1]
-                assert len(ours["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
-            assert ours["usage"]["completion_tokens"] == direct["usage"]["completion_tokens"]
+                assert _tokens(ours["choices"][0]["logprobs"]) == _tokens(theirs), more
+            assert ours["usage"] == direct["usage"]
 
 
 async def test_refused_characters_reach_the_model_and_the_log(tmp_path: Path, vllm_server: str, topics: str) -> None:

@@ -1,0 +1,135 @@
+"""What the model server answered, as the caller gets it and as it is recorded. Pure.
+
+The caller gets what vLLM's own chat endpoint would have said: derender gives the text of all tokens, so here the text
+ends where a stop token or a stop string ends it. The recorded tokens stay those that were sampled.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from producers.gateway.turns import Outcome
+from schemas.events import FinishReason, Tokens, VersionSpan
+
+_FINISH: dict[str | None, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "repetition": "length",
+    "abort": "aborted",
+}
+"""How servers say why they stopped. What is not here (`content_filter`, null) is no whole answer: `error`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The chat.completion object for the caller, and what is recorded of it."""
+
+    completion: dict[str, Any]
+    outcome: Outcome
+
+
+def with_tokens(
+    body: dict[str, Any], prompt: dict[str, Any], generated: dict[str, Any], completion: dict[str, Any]
+) -> Answer:
+    """The answer from what render, generate and derender said of it.
+
+    Raises:
+        KeyError, IndexError, TypeError, AttributeError, ValueError: one of them is not what vLLM says.
+    """
+    choice, shown = generated["choices"][0], completion["choices"][0]
+    tokens = Tokens(
+        source="engine",
+        prompt_ids=prompt["token_ids"],
+        response_ids=choice["token_ids"],
+        # All or none: who reads a turn with ids and no log-probs refuses it; none is padded or moved here.
+        response_logprobs=_logprobs(choice),
+    )
+    _cut_at_stop(body, choice, shown["message"])
+    if _ended_by_token(body, choice) and len(choice["token_ids"]) == 1:
+        shown["message"]["content"] = ""
+    if not body.get("logprobs"):
+        shown["logprobs"] = None
+    for entry in (shown.get("logprobs") or {}).get("content") or []:
+        # The engine names the sampled token among them even where none was asked for.
+        entry["top_logprobs"] = (entry.get("top_logprobs") or [])[: body.get("top_logprobs") or 0]
+    if (
+        body.get("tool_choice") == "required"
+        and shown["message"].get("tool_calls")
+        and choice["finish_reason"] == "stop"
+    ):
+        shown["finish_reason"] = "tool_calls"  # as chat completions say it; derender does for "auto" only
+    completion["usage"] = {
+        **(completion.get("usage") or {}),
+        "prompt_tokens": len(prompt["token_ids"]),
+        "completion_tokens": len(choice["token_ids"]),
+        "total_tokens": len(prompt["token_ids"]) + len(choice["token_ids"]),
+    }
+    outcome = Outcome(
+        message=shown["message"],
+        finish_reason=_FINISH.get(shown.get("finish_reason"), "error"),
+        tokens=tokens,
+        spans=[_span(span) for span in choice.get("weight_versions") or []],
+    )
+    return Answer(completion=completion, outcome=outcome)
+
+
+def without_tokens(completion: dict[str, Any]) -> Answer:
+    """The answer of a server that knows no tokens, from its chat.completion object.
+
+    Raises:
+        KeyError, IndexError, TypeError, AttributeError: it is none.
+    """
+    choice = completion["choices"][0]
+    finish_reason = _FINISH.get(choice.get("finish_reason"), "error")
+    message = choice["message"]
+    if not isinstance(message, dict):
+        raise TypeError("the message is no object")
+    return Answer(completion=completion, outcome=Outcome(message=message, finish_reason=finish_reason))
+
+
+def _logprobs(choice: dict[str, Any]) -> list[float]:
+    """The log-prob of each sampled token; empty where one is missing, not finite, or another token's."""
+    content = (choice.get("logprobs") or {}).get("content") or []
+    if [entry["token_id"] for entry in content] != choice["token_ids"]:
+        return []
+    found = [entry["logprob"] for entry in content]
+    if not all(isinstance(logprob, int | float) and math.isfinite(logprob) for logprob in found):
+        return []
+    return [float(logprob) for logprob in found]
+
+
+def _span(span: dict[str, Any]) -> VersionSpan:
+    text = str(span["version"])
+    version = int(text) if text.isascii() and text.isdecimal() else None
+    return VersionSpan(version=version, start=span["start"], end=span["end"])
+
+
+def without_last_token(body: dict[str, Any], generated: dict[str, Any]) -> dict[str, Any]:
+    """The response without the token that ended it: the end of turn (no stop_reason) or a stop token that the caller
+    named (its id). It is no part of the text, and a server with a tool or reasoning parser would print it."""
+    choice = generated["choices"][0]
+    # Derender refuses an empty list; `with_tokens` empties the text of an answer that is its end alone.
+    if not _ended_by_token(body, choice) or len(choice["token_ids"]) < 2:
+        return generated
+    return {**generated, "choices": [{**choice, "token_ids": choice["token_ids"][:-1]}]}
+
+
+def _ended_by_token(body: dict[str, Any], choice: dict[str, Any]) -> bool:
+    """Whether the last token ended the answer and is not to be shown."""
+    stopped = choice.get("finish_reason") == "stop" and not isinstance(choice.get("stop_reason"), str)
+    return stopped and not body.get("include_stop_str_in_output")
+
+
+def _cut_at_stop(body: dict[str, Any], choice: dict[str, Any], message: dict[str, Any]) -> None:
+    """End the text before the stop string that the caller named, as chat completions do; the tokens stay whole."""
+    stop, text = choice.get("stop_reason"), message.get("content")
+    if not isinstance(stop, str) or not isinstance(text, str) or body.get("include_stop_str_in_output"):
+        return
+    # Generation ends at the first token that completes it, so it is the last place where it begins.
+    place = text.rfind(stop)
+    if place >= 0:
+        message["content"] = text[:place]
