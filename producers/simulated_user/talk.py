@@ -113,8 +113,8 @@ async def _post(
 async def talk(config: UserConfig, prefix: str, stop: asyncio.Event, may_ask: Callable[[int], bool]) -> None:
     """Ask training questions and react to each answer, `concurrency` sessions at once, until `stop` is set.
 
-    A new question waits while `may_ask(questions asked so far)` is False. Without that a fast user runs ahead of a slow learner, and what is
-    learned from are answers of weights long gone.
+    A new question waits while `may_ask(questions asked so far)` is False. Without that a fast user runs ahead of a
+    slow learner, and what is learned from are answers of weights long gone.
     """
     questions, seeds = QuestionStream(config.seed), random.Random(config.seed)
     count = 0
