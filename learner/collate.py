@@ -77,9 +77,13 @@ class Forward:
     flat: Tensor
 
 
-def plan_forwards(samples: Sequence[TrainingSample], tokens_per_forward: int) -> list[Forward]:
+def plan_forwards(
+    samples: Sequence[TrainingSample], tokens_per_forward: int, carried: Sequence[bool] | None = None
+) -> list[Forward]:
     """Group samples of like length, so that padding is short, into passes of at most `tokens_per_forward` padded
     tokens (one sample at least). Causal attention never looks to the right, so right padding needs no mask.
+
+    A sample whose `carried` is False is in no pass: no loss would read its log-probs.
 
     Raises:
         ValueError: `tokens_per_forward` is below 1.
@@ -87,7 +91,8 @@ def plan_forwards(samples: Sequence[TrainingSample], tokens_per_forward: int) ->
     if tokens_per_forward < 1:
         raise ValueError(f"tokens_per_forward must be at least 1, not {tokens_per_forward}")
     lengths = [len(s.prompt_ids) + len(s.response_ids) for s in samples]
-    order = sorted(range(len(samples)), key=lambda place: (-lengths[place], place))
+    places = [place for place in range(len(samples)) if carried is None or carried[place]]
+    order = sorted(places, key=lambda place: (-lengths[place], place))
     forwards: list[list[int]] = []
     for place in order:
         if forwards and lengths[forwards[-1][0]] * (len(forwards[-1]) + 1) <= tokens_per_forward:

@@ -80,15 +80,14 @@ class PolicyTrainer:
         if not objective.components:
             return StepResult(metrics, "masked_batch", [False] * len(samples))
         carried = [bool(kept.any()) for kept in torch.split(objective.kept, [len(s.response_ids) for s in samples])]
-        forwards = plan_forwards(samples, self.options.tokens_per_forward)
+        forwards = plan_forwards(samples, self.options.tokens_per_forward, carried)
         reference_N = self._reference_log_probs(forwards, objective)
         proximal_N: Tensor | None = None
-        if self.options.tis_cap is not None and self.options.steps > 1:
-            proximal_N = self._log_probs(self.model, forwards, objective)
         for number in range(self.options.steps):
             done = self._backward(forwards, objective, proximal_N, reference_N)
             norm = self.optimizer.gradient_norm()
             if number == 0:
+                proximal_N = done.new  # the first pass runs before any step, so it needs no pass of its own
                 metrics |= log_prob_metrics(done.new, objective.behaviour, done.entropy, objective.kept)
                 metrics["gradient_norm"] = finite(norm)
                 metrics["loss"] = finite(done.loss)
@@ -113,8 +112,6 @@ class PolicyTrainer:
         )
         for forward in forwards:
             part = forward.flat
-            if not objective.kept[part].any():
-                continue
             new, entropy = response_log_probs(self.model, forward)
             loss = self._loss(new, entropy, part, objective, proximal_N, reference_N, done)
             done.loss += float(loss.detach())

@@ -236,7 +236,7 @@ def test_an_entropy_bonus_raises_entropy() -> None:
     sample = make_sample(1, response=10, reward=1.0)
     trainer = PolicyTrainer(model, replace(LR, w_rl=1e-6, w_opd=0.0, entropy_coefficient=1.0))
     (forward,) = plan_forwards([sample], 1)
-    before = float(response_log_probs(model, forward)[1].mean())
+    before = float(response_log_probs(model, forward)[1].detach().mean())
     for _ in range(5):
         trainer.train([sample])
-    assert float(response_log_probs(model, forward)[1].mean()) > before + 0.05
+    assert float(response_log_probs(model, forward)[1].detach().mean()) > before + 0.05
