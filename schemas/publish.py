@@ -6,18 +6,25 @@ on an event loop must call from a thread.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from schemas.envelope import WireRecord
 from schemas.topics import MAX_EVENT_BYTES
 
+log = logging.getLogger(__name__)
+
 _REQUEST_SLACK = 64 * 1024
 """Headers and framing around a value of the largest size."""
+
+_RECONNECT_MS = 2000
+"""The longest wait between two tries to connect. Kafka's default of 30 s keeps a broker away for that long after it is
+back; a try every two seconds costs it nothing."""
 
 
 class PublishFailed(RuntimeError):
@@ -48,8 +55,13 @@ class AckedPublisher:
             bootstrap_servers=bootstrap_servers.split(","),
             client_id=client_id,
             acks="all",
-            enable_idempotence=True,
+            # kafka-python 3.0's idempotent producer never sends again once a batch that was sent has run out of time,
+            # however long the broker is back. Our ids make a record that is sent twice one; one request at a time
+            # keeps the order.
+            enable_idempotence=False,
+            max_in_flight_requests_per_connection=1,
             linger_ms=2,
+            reconnect_backoff_max_ms=_RECONNECT_MS,
             max_request_size=MAX_EVENT_BYTES + _REQUEST_SLACK,
             bootstrap_timeout_ms=int(timeout_s * 1000),
             max_block_ms=int(timeout_s * 1000),
@@ -71,8 +83,11 @@ class AckedPublisher:
         return [Position(m.topic, m.partition, m.offset) for m in metadata]
 
     def close(self) -> None:
-        """Close the connection; nothing is pending, since `publish` waits."""
-        self._producer.close(timeout=self.timeout_s)
+        """Close the connection. What is pending belongs to a `publish` that failed, and is given up."""
+        try:
+            self._producer.close(timeout=self.timeout_s)
+        except KafkaTimeoutError:
+            log.warning("the broker is away; the connection is closed without waiting for it")
 
     def __enter__(self) -> AckedPublisher:
         return self
