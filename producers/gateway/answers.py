@@ -62,6 +62,10 @@ def with_tokens(
         and choice["finish_reason"] == "stop"
     ):
         shown["finish_reason"] = "tool_calls"  # as chat completions say it; derender does for "auto" only
+    if prompt.get("request_id"):
+        completion["id"] = prompt["request_id"]
+    if body.get("return_token_ids"):
+        completion["prompt_token_ids"], shown["token_ids"] = prompt["token_ids"], choice["token_ids"]
     completion["usage"] = {
         **(completion.get("usage") or {}),
         "prompt_tokens": len(prompt["token_ids"]),

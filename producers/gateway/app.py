@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from producers.gateway.config import GatewayConfig
 from producers.gateway.recorder import Recorded, Recorder
@@ -36,7 +38,7 @@ def create_app(config: GatewayConfig) -> web.Application:
     Raises:
         SpoolInUse: another gateway has the spool directory.
     """
-    app = web.Application(client_max_size=config.max_body_bytes)
+    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[_told])
     app[_CONFIG] = config
     app[_RECORDER] = Recorder(config)
     app[_SIBLINGS] = Siblings()
@@ -81,6 +83,25 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
         app[_UPSTREAM] = upstream
         yield
     await asyncio.to_thread(recorder.stop)
+
+
+@web.middleware
+async def _told(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors in OpenAI's form, those of the HTTP server and our own faults too."""
+    try:
+        return await handler(request)
+    except web.HTTPException as err:
+        what: dict[str, object] = {
+            "message": f"{request.method} {request.path}: {err.reason}",
+            "type": "invalid_request_error",
+        }
+        headers = {"Allow": err.headers["Allow"]} if "Allow" in err.headers else None
+        return _error(err.status, what, headers)
+    except Exception as err:
+        # Without the error's own words, which may be the request's: only where it happened.
+        where = "".join(traceback.format_tb(err.__traceback__))
+        log.error("%s %s failed: %s\n%s", request.method, request.path, type(err).__name__, where)  # noqa: TRY400
+        return _error(500, {"message": "the gateway failed; its log says where", "type": "server_error"})
 
 
 async def _chat(request: web.Request) -> web.Response:
@@ -148,6 +169,7 @@ async def _health(request: web.Request) -> web.Response:
             "status": "ok",
             "broker": "away" if recorder.broker_away else "ok",
             "spool_bytes": recorder.spool_bytes,
+            "refused_by_broker": recorder.refused_records,
             "turns": {
                 "recorded": recorder.counts["true"],
                 "spooled": recorder.counts["spooled"],

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Literal
 
-from kafka.errors import KafkaError
+from kafka.errors import InvalidRecordError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from producers.gateway.config import GatewayConfig
 from producers.gateway.spool import Spool, SpoolFull
 from schemas.claim_check import DirectoryBlobStore
 from schemas.envelope import Event, WireRecord, encode
-from schemas.publish import AckedPublisher, PublishFailed
+from schemas.publish import AckedPublisher
 from schemas.topics import AGENT_EVENTS
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,12 @@ _BATCH = 256
 _SEND_RECORDS = 500
 """Records of the spool that are sent with one wait, so that a stop need not wait for a whole segment."""
 
+_REFUSALS = (MessageSizeTooLargeError, RecordListTooLargeError, InvalidRecordError)
+"""What a broker that is there says of a record that it will never take, however often it is sent."""
+
+_Sent = Literal["acknowledged", "away", "refused"]
+
+_Encoded = tuple[list[WireRecord], "Future[Recorded]"]
 _Item = tuple[Sequence[Event], "Future[Recorded]"]
 
 
@@ -55,6 +61,7 @@ class Recorder:
         self._wake_sender = threading.Event()
         self._away = False
         self.counts: dict[Recorded, int] = {"true": 0, "spooled": 0, "false": 0}
+        self.refused_records = 0
         self._writer = threading.Thread(target=self._write, name="recorder-writer", daemon=True)
         self._sender = threading.Thread(target=self._send, name="recorder-sender", daemon=True)
 
@@ -104,25 +111,45 @@ class Recorder:
                     last = True
                     break
                 items.append(more)
-            self._record(items)
+            try:
+                self._record(items)
+            except Exception:  # a fault of ours must not leave callers waiting, nor end the thread that answers them
+                log.exception("recording failed; %d turns may not be recorded", len(items))
+                for _, future in items:
+                    if not future.done():
+                        self._settle(future, "false")
             if last:
                 return
 
     def _record(self, items: list[_Item]) -> None:
-        encoded = []
+        encoded: list[_Encoded] = []
         for events, future in items:
             try:
                 encoded.append(([encode(event, self._blobs) for event in events], future))
             except Exception:  # a full disk for a claim check, or a value that is no JSON: this one, not its neighbours
                 log.exception("an event of %s could not be encoded; it is not recorded", events[0].subject)
                 self._settle(future, "false")
-        if not encoded:
-            return
-        if self._spool.empty and not self._away and self._publish([r for records, _ in encoded for r in records]):
-            for _, future in encoded:
-                self._settle(future, "true")
-            return
-        for records, future in encoded:
+        if encoded:
+            self._put(encoded)
+
+    def _put(self, items: list[_Encoded]) -> None:
+        """On the log, else in the spool."""
+        if self._spool.empty and not self._away:
+            sent = self._publish([record for records, _ in items for record in records])
+            if sent == "acknowledged":
+                for _, future in items:
+                    self._settle(future, "true")
+                return
+            if sent == "refused" and len(items) > 1:
+                for item in items:
+                    self._put([item])
+                return
+            if sent == "refused":
+                ((records, future),) = items
+                self._set_aside(records)
+                self._settle(future, "false")
+                return
+        for records, future in items:
             self._settle(future, self._keep(records))
         self._wake_sender.set()
 
@@ -142,7 +169,12 @@ class Recorder:
     def _send(self) -> None:
         """Until stopped: send the spool, wait, try again."""
         while not self._stopping.is_set():
-            if self._send_spool():
+            try:
+                done = self._send_spool()
+            except Exception:  # the disk, most likely: what waits is tried again
+                log.exception("the spool could not be sent")
+                done = False
+            if done:
                 self._wake_sender.wait()
                 self._wake_sender.clear()
             else:
@@ -157,7 +189,7 @@ class Recorder:
                 self._spool.set_aside(path)
                 continue
             for start in range(0, len(records), _SEND_RECORDS):
-                if self._stopping.is_set() or not self._publish(records[start : start + _SEND_RECORDS]):
+                if self._stopping.is_set() or not self._send_records(records[start : start + _SEND_RECORDS]):
                     return False
             self._spool.remove(path)
             log.info("%d spooled records are on the log", len(records))
@@ -167,8 +199,24 @@ class Recorder:
             self._away = False
         return True
 
-    def _publish(self, records: list[WireRecord]) -> bool:
-        """Whether the broker acknowledged every record."""
+    def _send_records(self, records: list[WireRecord]) -> bool:
+        """Whether each is on the log, or set aside because the broker will never take it."""
+        sent = self._publish(records)
+        if sent == "refused" and len(records) > 1:
+            return all(self._send_records([record]) for record in records)
+        if sent == "refused":
+            self._set_aside(records)
+        return sent != "away"
+
+    def _set_aside(self, records: list[WireRecord]) -> None:
+        for record in records:
+            self.refused_records += 1
+            self._spool.keep_refused(record)
+            name = dict(record.headers).get("ce_id", b"").decode("utf-8", "replace")
+            log.error("event %s (%d bytes) is refused by the broker; it is set aside", name, len(record.value))
+
+    def _publish(self, records: list[WireRecord]) -> _Sent:
+        """What the broker said of `records` as a whole."""
         try:
             with self._publisher_lock:
                 if self._publisher is None:
@@ -178,12 +226,15 @@ class Recorder:
                         timeout_s=self._config.publish_timeout_s,
                     )
             self._publisher.publish(AGENT_EVENTS, records)
-        except (PublishFailed, KafkaError, OSError) as err:
+        except Exception as err:  # whatever it is, an address that is none too: the records are not on the log
+            if isinstance(err.__cause__, _REFUSALS):
+                log.warning("the broker refused records: %s", err)
+                return "refused"
             if not self._away:
                 log.warning("the broker is away, turns go to the spool: %s", err)
             self._away = True
-            return False
+            return "away"
         if self._away:
             log.warning("the broker is back")
         self._away = False
-        return True
+        return "acknowledged"

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast, get_args
 
 from aiohttp import web
 
+from producers.gateway.depth import MAX_DEPTH, nested_deeply
 from producers.gateway.sessions import Message, derived_session
 from schemas.events import NextStateKind, TurnKind
 
@@ -89,6 +90,8 @@ def _parse(data: bytes) -> dict[str, Any]:
         raise BadRequest(f"the body is not JSON: {err}") from err
     if not isinstance(body, dict):
         raise BadRequest("the body is no JSON object")
+    if nested_deeply(body):
+        raise BadRequest(f"the body is nested too deeply (over {MAX_DEPTH} levels)")
     return body
 
 

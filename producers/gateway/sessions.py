@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from producers.gateway.depth import nested_deeply
 from schemas import digests
 from schemas.events import NextStateKind
 from schemas.text import sanitise
@@ -184,8 +185,14 @@ def _call(call: Any) -> Any:
     function = function if isinstance(function, dict) else {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = arguments.strip()
+        arguments = _parsed(arguments)
     return [call.get("id"), function.get("name"), arguments]
+
+
+def _parsed(arguments: str) -> Any:
+    """Tool arguments as JSON; as text where they are none, or none that can be hashed."""
+    try:
+        plain = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments.strip()
+    return arguments.strip() if nested_deeply(plain) else plain

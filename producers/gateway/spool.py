@@ -119,6 +119,13 @@ class Spool:
             segment.rename(segment.with_suffix(".damaged"))
             del self._segments[segment]
 
+    def keep_refused(self, record: WireRecord) -> None:
+        """Keep a record that the broker will never take in the file `refused`, in the form that segments have."""
+        with (self.directory / "refused").open("ab") as file:
+            file.write(_line(record))
+            file.flush()
+            os.fsync(file.fileno())
+
     def close(self) -> None:
         """Let another process have it; what waits stays."""
         with self._lock:

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 
 from producers.gateway.answers import Answer, with_tokens, without_last_token, without_tokens
+from producers.gateway.depth import nested_deeply
 
 _CONNECT_S = 5.0
 """A server that is there accepts within milliseconds; this is time for a few lost packets."""
@@ -77,7 +78,7 @@ class Upstream:
         Raises:
             UpstreamFailed: no answer, or one that is none.
         """
-        body = {"model": self._model, **body} if not body.get("model") else body
+        body = body if body.get("model") else {**body, "model": self._model}
         async with self._translated():
             prompt = await self._post("/v1/chat/completions/render", body, optional=True)
             generated = None if prompt is None else await self._generate(body, prompt)
@@ -90,7 +91,7 @@ class Upstream:
 
     async def _generate(self, body: dict[str, Any], prompt: dict[str, Any]) -> dict[str, Any] | None:
         sampling = prompt["sampling_params"]
-        sampling = {**sampling, "logprobs": max(sampling.get("logprobs") or 0, 0)}
+        sampling = {**sampling, "logprobs": sampling.get("logprobs") or 0}
         request = {"model": body["model"], "token_ids": prompt["token_ids"], "sampling_params": sampling}
         for name in ("cache_salt", "priority", "features"):
             if prompt.get(name):
@@ -148,7 +149,9 @@ async def _read(response: aiohttp.ClientResponse) -> dict[str, Any]:
     data = await response.read()
     try:
         plain = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
+        plain = None
+    if nested_deeply(plain):
         plain = None
     if response.status == 200 and isinstance(plain, dict):
         return plain

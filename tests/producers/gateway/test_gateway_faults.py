@@ -44,6 +44,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -62,6 +69,8 @@ def free_port() -> int:
         (b'{"messages": [{"role": "user", "content": "Hi"}], "seed": 1' + b"0" * 30 + b"}", None),
         (b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": NaN}', None),
         (b"[" * 100_000, None),
+        ({"messages": [{"role": "user", "content": nested(600)}]}, None),
+        ({**BODY, "tools": [{"parameters": nested(120)}]}, None),
     ],
 )
 async def test_a_request_that_cannot_be_recorded_is_refused_and_named(
@@ -90,6 +99,17 @@ async def test_a_header_that_means_nothing_is_refused_and_named(tmp_path: Path, 
     async with gateway(tmp_path, "http://127.0.0.1:9", NOWHERE) as address:
         status, answer, _ = await say(address, BODY, headers)
     assert (status, answer["error"]["param"]) == (400, next(iter(headers)))
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/nothing", 404), ("/v1/chat/completions", 405)])
+async def test_what_is_not_here_is_told_in_the_same_form(tmp_path: Path, path: str, status: int) -> None:
+    async with (
+        gateway(tmp_path, "http://127.0.0.1:9", NOWHERE) as address,
+        aiohttp.ClientSession() as http,
+        http.get(f"{address}{path}") as response,
+    ):
+        assert response.status == status
+        assert path in (await response.json())["error"]["message"]
 
 
 async def test_a_body_over_the_bound_is_refused(tmp_path: Path) -> None:
@@ -139,12 +159,17 @@ async def empty(request: web.Request) -> web.Response:
     return web.Response(status=200)
 
 
+async def deep(request: web.Request) -> web.Response:
+    return web.Response(body=b'{"a":' + b"[" * 600 + b"]" * 600 + b"}", content_type="application/json")
+
+
 @pytest.mark.parametrize(
     ("routes", "status"),
     [
         ({RENDER: failing}, 502),
         ({RENDER: garbage}, 502),
         ({RENDER: empty}, 502),
+        ({RENDER: deep}, 502),
         ({RENDER: never}, 504),
         ({RENDER: rendered, GENERATE: never}, 504),
         ({RENDER: rendered, GENERATE: failing}, 502),

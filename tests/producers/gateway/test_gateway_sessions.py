@@ -84,6 +84,15 @@ def test_arguments_printed_again_by_the_client_are_the_same_call() -> None:
     assert place(USER, again, RESULT_A).parent_turn_id == place(USER, CALLS, RESULT_A).parent_turn_id
 
 
+@pytest.mark.parametrize(
+    "arguments", ["[" * 600 + "]" * 600, "[" * 100_000, '{"n": 1' + "0" * 400 + "}", '{"n": NaN}', "{"]
+)
+def test_arguments_that_no_one_can_read_link_all_the_same(arguments: str) -> None:
+    call = {**CALLS, "tool_calls": [{"id": "a", "function": {"name": "clock", "arguments": arguments}}]}
+    siblings = Siblings()
+    assert recorded(siblings, USER, call) == place(USER, call, RESULT_A, siblings=siblings).parent_turn_id
+
+
 def test_a_reused_tool_call_id_answers_the_call_before_it() -> None:
     first = place(USER, CALLS, RESULT_A)
     second = place(USER, CALLS, RESULT_A, CALLS, RESULT_A)
