@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 UNTOUCHED_TEXT = (
     "The train left the station a little after nine, and the valley lay under a thin fog. Two farmers were talking "
@@ -41,6 +42,7 @@ def measure_drift(base: Path, policy: Path, answers: Sequence[tuple[list[int], l
     """
     if not answers:
         raise ValueError("drift needs at least one sampled answer")
+    transformers_logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(base)
     text_ids = list(tokenizer(UNTOUCHED_TEXT)["input_ids"])
     base_answers, base_text = _scores(base, answers, text_ids)

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from hindstream.errors import UserError
+from hindstream.settings import calm_threads
 
 # Sub-command: (module, what it does, the name in that module). A module exposes `app`, a typer.Typer, or, for
 # a command without sub-commands of its own, a function of the given name.
@@ -79,6 +80,7 @@ class LazyGroup(TyperGroup):
                 formatter.write_dl(rows)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        calm_threads()
         try:
             return super().main(*args, **kwargs)
         except UserError as error:
