@@ -42,7 +42,7 @@ def measure_drift(base: Path, policy: Path, answers: Sequence[tuple[list[int], l
     """
     if not answers:
         raise ValueError("drift needs at least one sampled answer")
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = AutoTokenizer.from_pretrained(base)
     text_ids = list(tokenizer(UNTOUCHED_TEXT)["input_ids"])
     base_answers, base_text = _scores(base, answers, text_ids)
