@@ -11,7 +11,11 @@ DEAD_LETTERS = "dead-letters"
 SIGNALS = "signals"
 
 MAX_EVENT_BYTES = 1 << 20
-"""Largest value on a topic: 1 MiB, Kafka's default limit. Larger data go by claim check."""
+"""Largest value on a topic: 1 MiB. Larger data go by claim check."""
+
+_MAX_MESSAGE_BYTES = 2 * MAX_EVENT_BYTES
+"""What a topic takes as one message. Kafka's default is 1 MiB for value, headers and framing together, so it would for
+ever refuse a value of just under 1 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +34,13 @@ def topic_specs(event_partitions: int = 8) -> list[TopicSpec]:
     one partition, so that a policy's micro-batches have one total order. `weights` is compacted: the newest
     version of each policy always stays. `event_partitions` bounds how many workers can record at once.
     """
-    forever = {"retention.ms": "-1", "retention.bytes": "-1"}
+    limit = {"max.message.bytes": str(_MAX_MESSAGE_BYTES)}
+    forever = {**limit, "retention.ms": "-1", "retention.bytes": "-1"}
     month_ms = str(30 * 24 * 3600 * 1000)
     return [
         TopicSpec(name=AGENT_EVENTS, partitions=event_partitions, config=forever),
         TopicSpec(name=MICRO_BATCHES, partitions=1, config=forever),
-        TopicSpec(name=WEIGHTS, partitions=1, config={"cleanup.policy": "compact"}),
+        TopicSpec(name=WEIGHTS, partitions=1, config={**limit, "cleanup.policy": "compact"}),
         TopicSpec(name=DEAD_LETTERS, partitions=1, config=forever),
-        TopicSpec(name=SIGNALS, partitions=event_partitions, config={"retention.ms": month_ms}),
+        TopicSpec(name=SIGNALS, partitions=event_partitions, config={**limit, "retention.ms": month_ms}),
     ]

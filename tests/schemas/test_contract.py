@@ -13,7 +13,7 @@ from schemas.events import EVENT_TYPES
 from schemas.messages import MESSAGE_TYPES
 from schemas.recipes import PRESETS, InvalidRecipe, recipe_named
 from schemas.tables import metadata
-from schemas.topics import topic_specs
+from schemas.topics import MAX_EVENT_BYTES, topic_specs
 
 
 @pytest.mark.parametrize("event_type", [*EVENT_TYPES, *MESSAGE_TYPES])
@@ -115,6 +115,7 @@ def test_micro_batches_have_one_partition_and_facts_are_kept() -> None:
     assert specs["agent-events"].partitions == 12
     assert specs["agent-events"].config["retention.ms"] == "-1"
     assert specs["weights"].config["cleanup.policy"] == "compact"
+    assert all(int(spec.config["max.message.bytes"]) > MAX_EVENT_BYTES for spec in specs.values())
 
 
 def test_the_page_of_tables_is_current() -> None:

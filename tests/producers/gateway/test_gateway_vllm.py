@@ -109,6 +109,8 @@ async def test_answers_are_those_of_the_servers_own_chat_endpoint(
 ) -> None:
     asked: list[dict[str, Any]] = [
         {"max_tokens": 12, "temperature": 0.0},
+        {"temperature": 0.0, "messages": [{"role": "user", "content": "Say hi."}]},  # ends by itself
+        {"max_tokens": 12, "temperature": 0.0, "return_token_ids": True},
         {"max_tokens": 40, "temperature": 0.0, "stop": ["."]},
         {"max_tokens": 40, "temperature": 0.0, "stop": ["."], "include_stop_str_in_output": True},
         {"max_tokens": 40, "temperature": 0.0, "stop_token_ids": [30]},
@@ -124,8 +126,10 @@ async def test_answers_are_those_of_the_servers_own_chat_endpoint(
             direct = await asyncio.to_thread(post, f"{vllm_server}/v1/chat/completions", body, 60)
             status, ours, _ = await say(address, body)
             assert status == 200
-            for part in ("message", "finish_reason", "stop_reason"):
+            for part in ("message", "finish_reason", "stop_reason", "token_ids"):
                 assert ours["choices"][0][part] == direct["choices"][0][part], more
+            assert ours["prompt_token_ids"] == direct["prompt_token_ids"]
+            assert (ours["id"][:9], ours["object"], ours["model"]) == ("chatcmpl-", direct["object"], direct["model"])
             theirs = direct["choices"][0]["logprobs"]
             assert (ours["choices"][0]["logprobs"] is None) == (theirs is None)
             if theirs is not None:
@@ -149,6 +153,7 @@ async def test_refused_characters_reach_the_model_and_the_log(tmp_path: Path, vl
     [
         ({"model": "nobody"}, 404),
         ({"temperature": "hot"}, 400),
+        ({"logprobs": True, "top_logprobs": -1}, 400),
         ({"messages": [{**QUESTION, "content": "a " * 5000}]}, 400),
     ],
 )
