@@ -31,7 +31,9 @@ def root() -> None:
 
 @app.command()
 def run(
-    port: Annotated[int | None, typer.Option(help="Listen here instead of at gateway.port; 0: a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Listen here instead of at gateway.port; 0: a free one.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Serve until stopped (Ctrl-C or SIGTERM). The broker may be away: turns then wait on disk."""
