@@ -16,7 +16,18 @@ MAY_IMPORT = {
     "learner": {"schemas"},
     "migrations": {"schemas"},
 }
-MATH = ("advantages", "losses", "aggregation", "importance", "logprobs", "collate", "metrics", "step")
+MATH = (
+    "advantages",
+    "losses",
+    "aggregation",
+    "collate",
+    "importance",
+    "logprobs",
+    "metrics",
+    "objective",
+    "optimizer",
+    "step",
+)
 TRANSPORT = {"kafka", "aiokafka", "faust", "sqlalchemy", "psycopg", "aiohttp", "schemas"}
 
 
