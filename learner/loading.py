@@ -9,6 +9,7 @@ from typing import Any
 
 from learner.manifest import problems, weights_digest
 from learner.policy_server import CANARY_IDS, PolicyServer, ServerAway, ServerRefused
+from learner.tensors import architecture_difference
 
 UNKNOWN_TAG = "unknown"
 """Tag of weights that no version names; the gateway records no version, and such turns are not trained."""
@@ -45,7 +46,7 @@ class Load:
 def load_version(server: PolicyServer, wanted: Version, serving: Version | None, base: Version) -> Load:
     """Have `server` serve `wanted`. `serving` is what it serves now, None where that is not known.
 
-    A version that is not whole on disk is not tried. Where loading fails, `serving` (or `base`) is loaded again before
+    A version that is not whole on disk, or not of version 0's architecture, is not tried. Where loading fails, `serving` (or `base`) is loaded again before
     anything is resumed, so no token is made by half loaded weights under a version's tag. The server is always
     resumed.
 
@@ -61,6 +62,9 @@ def load_version(server: PolicyServer, wanted: Version, serving: Version | None,
         return Load(fault, summed[0], summed[1], time.monotonic() - started, now)
 
     wrong = problems(wanted.path, wanted.manifest)
+    # vLLM loads a version that lacks tensors without a word, and one with a wrong shape stops its engine for good.
+    if not wrong and (other := architecture_difference(wanted.path, base.path)):
+        wrong = [other]
     if wrong:
         return outcome("; ".join(wrong), serving)
     if server.is_paused():  # whoever paused it died before the resume

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from learner.checkpoints import copy_support_files
 from learner.errors import LearnerStopped
@@ -22,6 +23,7 @@ def load_model(path: Path, dtype: str, device: str) -> Any:
     Raises:
         LearnerStopped: the directory holds no such model.
     """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # it would draw in every log
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=True)
     except (OSError, ValueError) as err:
