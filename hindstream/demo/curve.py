@@ -13,16 +13,15 @@ _HEIGHT = 8
 
 
 def terminal_curve(points: Sequence[VersionReward]) -> str:
-    """Liked share by weight version as text, one column of four characters a version."""
+    """Liked share by weight version as text, three characters a version: 24 of them fit a terminal of 80."""
     if not points:
         return "(no rewards yet)"
     rows = []
-    for level in range(_HEIGHT, 0, -1):
-        cells = "".join("  ● " if round(p.liked * _HEIGHT) == level else "    " for p in points)
-        rows.append(f"{100 * level / _HEIGHT:5.0f} % │{cells}".rstrip())
-    rows.append("    0 % │" + "".join("  ● " if round(p.liked * _HEIGHT) == 0 else "    " for p in points).rstrip())
-    rows.append("        └" + "─" * (4 * len(points)))
-    rows.append("version  " + "".join(f"{p.version:3d} " for p in points).rstrip())
+    for level in range(_HEIGHT, -1, -1):
+        cells = "".join(" ● " if round(p.liked * _HEIGHT) == level else "   " for p in points)
+        rows.append(f"{100 * level / _HEIGHT:3.0f}% │{cells}".rstrip())
+    rows.append("     └" + "─" * (3 * len(points)))
+    rows.append("vers. " + "".join(f"{p.version:2d} " for p in points).rstrip())
     return "\n".join(rows)
 
 

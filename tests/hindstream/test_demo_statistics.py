@@ -39,10 +39,10 @@ def test_the_curve_shows_each_version() -> None:
         VersionReward(version=2, turns=16, liked=1.0, tokens=20.0),
     ]
     lines = terminal_curve(points).splitlines()
-    assert lines[0].startswith("  100 % │")
+    assert lines[0].startswith("100% │")
     assert lines[0].endswith("●")
     assert lines[4].index("●") < lines[0].index("●")
-    assert lines[-1].split() == ["version", "0", "1", "2"]
+    assert lines[-1].split() == ["vers.", "0", "1", "2"]
     assert bars([0.0, 0.5, 1.0]) == " ▄█"
     assert terminal_curve([]) == "(no rewards yet)"
 
