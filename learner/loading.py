@@ -46,9 +46,9 @@ class Load:
 def load_version(server: PolicyServer, wanted: Version, serving: Version | None, base: Version) -> Load:
     """Have `server` serve `wanted`. `serving` is what it serves now, None where that is not known.
 
-    A version that is not whole on disk, or not of version 0's architecture, is not tried. Where loading fails, `serving` (or `base`) is loaded again before
-    anything is resumed, so no token is made by half loaded weights under a version's tag. The server is always
-    resumed.
+    A version that is not whole on disk, or not of version 0's architecture, is not tried. Where loading fails,
+    `serving` (or `base`) is loaded again before anything is resumed, so no token is made by half loaded weights under a
+    version's tag. The server is always resumed.
 
     Raises:
         ServerAway: it did not answer the first call; nothing was tried.
