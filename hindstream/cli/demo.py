@@ -21,7 +21,7 @@ from processors.runs import end_run
 
 def demo(
     seed: Annotated[int, typer.Option(help="Order of the questions and sampling seeds.")] = 1,
-    updates: Annotated[int, typer.Option(help="Micro-batches to learn from.", min=1)] = 24,
+    updates: Annotated[int, typer.Option(help="Micro-batches to learn from.", min=1)] = 20,
     batch_size: Annotated[int, typer.Option(help="Turns a micro-batch.", min=1)] = 16,
     lr: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 3e-5,
     rounds: Annotated[int, typer.Option(help="Times each held-out question is asked.", min=1)] = 1,
