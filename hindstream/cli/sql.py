@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 
 from hindstream.endpoints import resolve_endpoints
@@ -20,11 +20,13 @@ def sql(
     query: Annotated[str, typer.Argument(help='For example "SELECT * FROM ledger".')],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
 ) -> None:
-    """Run one query in a read-only transaction and print its rows."""
-    engine = create_engine(resolve_endpoints(load_settings()).database_url)
+    """Run one query that changes nothing and print its rows."""
+    engine = create_engine(
+        resolve_endpoints(load_settings()).database_url,
+        connect_args={"options": "-c default_transaction_read_only=on"},
+    )
     try:
         with engine.connect() as connection:
-            connection.execute(text("SET TRANSACTION READ ONLY"))
             result = connection.exec_driver_sql(query)
             columns, rows = list(result.keys()), [tuple(row) for row in result]
     except DBAPIError as err:
