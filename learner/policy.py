@@ -15,6 +15,7 @@ from learner.errors import LearnerStopped
 from learner.manifest import WEIGHT_SUFFIX
 from learner.objective import StepOptions
 from learner.step import PolicyTrainer
+from learner.tensors import architecture_difference
 
 
 def load_model(path: Path, dtype: str, device: str) -> Any:
@@ -69,18 +70,17 @@ class Policy:
         Raises:
             LearnerStopped: the version on disk has other tensors.
         """
+        other = architecture_difference(directory, self._base)
+        if other:
+            raise LearnerStopped(other)
         own = self._model.state_dict()
-        stored = {
-            name: tensor
-            for path in sorted(directory.glob(f"*{WEIGHT_SUFFIX}"))
-            for name, tensor in load_file(path).items()
-        }
-        strangers = [name for name in stored if name not in own or own[name].shape != stored[name].shape]
-        if strangers or not stored:
-            raise LearnerStopped(f"{directory} holds another architecture than version 0: {strangers[:3]}")
-        return max(
-            float((own[name].detach().cpu().double() - tensor.double()).abs().max()) for name, tensor in stored.items()
-        )
+        largest = 0.0
+        for path in sorted(directory.glob(f"*{WEIGHT_SUFFIX}")):
+            for name, stored in load_file(path).items():
+                mine = own[name].detach().cpu().to(stored.dtype)
+                if not torch.equal(mine, stored):
+                    largest = max(largest, float((mine.float() - stored.float()).abs().max()))
+        return largest
 
     def _trainer(self, options: StepOptions) -> PolicyTrainer:
         reference = load_model(self._base, self._dtype, self._device) if options.kl_coefficient else None
