@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from threading import Event
 from typing import TypeVar
@@ -37,7 +36,7 @@ class Stopped(Exception):
     """The stop was asked for while waiting for something outside."""
 
 
-def make_engine(url: str, application_name: str = "hindstream-learner") -> Engine:
+def make_engine(url: str, application_name: str) -> Engine:
     """An engine for `url` (`postgresql+psycopg://...`); `application_name` is what `pg_stat_activity` shows."""
     return create_engine(
         url,
@@ -73,27 +72,6 @@ def in_transaction(engine: Engine, stop: Event, work: Callable[[Connection], T])
             log.warning("waiting for the database: %s", in_words(err))
         if stop.wait(wait):
             raise Stopped
-        wait = min(_LONGEST_WAIT_S, wait * 2)
-
-
-def patiently(work: Callable[[], T], stopped: Callable[[], bool]) -> T:
-    """`work()`, tried again, ever more slowly, while the database is away.
-
-    Raises:
-        Stopped: asked to stop meanwhile.
-        SQLAlchemyError: the database refuses for a reason that does not pass.
-    """
-    wait = _FIRST_WAIT_S
-    while True:
-        try:
-            return work()
-        except DBAPIError as err:
-            if not _passes(err):
-                raise
-            log.warning("waiting for the database: %s", in_words(err))
-        if stopped():
-            raise Stopped
-        time.sleep(wait)
         wait = min(_LONGEST_WAIT_S, wait * 2)
 
 
