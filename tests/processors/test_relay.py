@@ -123,6 +123,8 @@ def test_one_relay_a_topic_at_a_time(recording: Recording) -> None:
         other.rollback()  # it died after sending: its three are sent again
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: relayed(recording, kept, n=7), range(12)))
+    while relayed(recording, kept, n=7):  # a try that found the topic taken sent nothing
+        pass
     assert unsent(recording) == []
     assert [name for name in kept.ids() if name != "b"][3:] == [f"m{i}" for i in range(20)]
 
