@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from learner.collate import InvalidSample, TrainingSample
 from learner.errors import LearnerStopped
 from learner.objective import StepOptions, build_objective
+from learner.samples import InvalidSample, TrainingSample
 from schemas.arrays import unpack_floats, unpack_ids
 from schemas.digests import batch_digest, sample_digest
 from schemas.messages import MicroBatchPublished

@@ -1,4 +1,4 @@
-"""Samples as the learner takes them, and how they are put together for a forward pass.
+"""How samples are put together for a forward pass.
 
 Shapes: B samples, T tokens (padded), N response tokens of all samples in a row.
 """
@@ -11,55 +11,9 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-
-class InvalidSample(ValueError):
-    """A sample that must not be trained. `reason` is a drop reason of the contract."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingSample:
-    """One turn: ids and behaviour log-probs as the engine gave them, and its signals.
-
-    `prompt_ids` int32 [P], `response_ids` int32 [R], `response_logprobs` float32 [R] in nats, `reward` in {-1, 0, +1}
-    or None, `teacher_logprobs` float32 [R] of exactly the response ids, or None. `truncated`: the answer was cut off
-    at the length limit.
-    """
-
-    sample_id: str
-    prompt_ids: NDArray[np.int32]
-    response_ids: NDArray[np.int32]
-    response_logprobs: NDArray[np.float32]
-    reward: float | None = None
-    teacher_logprobs: NDArray[np.float32] | None = None
-    truncated: bool = False
-
-    def check(self) -> None:
-        """Refuse what cannot be trained; nothing is ever padded or cut to fit.
-
-        Raises:
-            InvalidSample: with the reason `no_tokens`, `logprob_length_mismatch`, `non_finite_logprob` or
-                `teacher_length_mismatch`.
-        """
-        length = len(self.response_ids)
-        if not len(self.prompt_ids) or not length:
-            raise InvalidSample("no_tokens", f"{len(self.prompt_ids)} prompt ids, {length} response ids")
-        if len(self.response_logprobs) != length:
-            raise InvalidSample(
-                "logprob_length_mismatch", f"{len(self.response_logprobs)} log-probs for {length} response ids"
-            )
-        if not np.isfinite(self.response_logprobs).all():
-            raise InvalidSample("non_finite_logprob", "a behaviour log-prob is not finite")
-        if self.teacher_logprobs is not None and len(self.teacher_logprobs) != length:
-            raise InvalidSample(
-                "teacher_length_mismatch", f"{len(self.teacher_logprobs)} teacher scores for {length} response ids"
-            )
+from learner.samples import TrainingSample
 
 
 @dataclass(frozen=True, eq=False)

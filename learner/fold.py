@@ -86,7 +86,7 @@ def resume(config: LearnerConfig, engine: Engine, stop: Event) -> Resumed:
     run = state["run"] if state else (versions[1].run if len(versions) > 1 else config.run)
     policy = Policy(base, run=run, options=options(run), dtype=config.dtype, device=config.device)
     if state:
-        policy.trainer.optimizer.load_state_dict(state["optimizer"])
+        policy.trainer.load_state_dict(state["trainer"])
     _replay(policy, versions[begin + 1 :], options, engine, stop)
     if len(versions) > 1:
         _compare(policy, config, newest, replayed=newest.version - begin)

@@ -21,8 +21,8 @@ from torch import Tensor
 from learner.advantages.distillation import distillation_advantage
 from learner.advantages.reward import reward_advantage
 from learner.aggregation import Aggregation, token_weights
-from learner.collate import TrainingSample
 from learner.losses.kl import KlEstimator
+from learner.samples import TrainingSample
 
 
 @dataclass(frozen=True, kw_only=True)

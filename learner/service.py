@@ -235,7 +235,7 @@ class _Learner:
                 version=self._version,
                 run=self._policy.run,
                 manifest_sha256=self._manifest,
-                optimizer=self._policy.trainer.optimizer.state_dict(),
+                trainer=self._policy.trainer.state_dict(),
             )
         except OSError as err:
             log.warning("the trainer's state was not saved (%s); a restart makes it again from the log", err)

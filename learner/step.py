@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.collate import Forward, TrainingSample, plan_forwards
+from learner.collate import Forward, plan_forwards
 from learner.importance import truncated_weight
 from learner.logprobs import response_log_probs
 from learner.losses.kl import kl_estimate
@@ -17,6 +17,7 @@ from learner.losses.ppo_clip import ppo_clip
 from learner.metrics import Metrics, finite, log_prob_metrics, objective_metrics
 from learner.objective import Objective, StepOptions, build_objective
 from learner.optimizer import MasterAdamW
+from learner.samples import TrainingSample
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,14 @@ class PolicyTrainer:
                 return StepResult(metrics, "non_finite_batch" if number == 0 else None, carried)
             self.optimizer.step(self.options.max_grad_norm, norm)
         return StepResult(metrics, None, carried)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on beside the samples, exact."""
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore exactly what `state_dict` gave, and the model with it."""
+        self.optimizer.load_state_dict(state["optimizer"])
 
     def _backward(
         self, forwards: list[Forward], objective: Objective, proximal_N: Tensor | None, reference_N: Tensor | None

@@ -27,7 +27,7 @@ def state_file(weights_dir: Path, policy: str, version: int) -> Path:
     return policy_dir(weights_dir, policy) / "state" / f"v{version:06d}.pt"
 
 
-def write_state(target: Path, *, version: int, run: str, manifest_sha256: str, optimizer: dict[str, Any]) -> None:
+def write_state(target: Path, *, version: int, run: str, manifest_sha256: str, trainer: dict[str, Any]) -> None:
     """Keep the state of the version that `manifest_sha256` names, and only the newest few.
 
     Raises:
@@ -35,7 +35,7 @@ def write_state(target: Path, *, version: int, run: str, manifest_sha256: str, o
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / f"{TEMPORARY}{target.name}"
-    state = {"version": version, "run": run, "manifest_sha256": manifest_sha256, "optimizer": optimizer}
+    state = {"version": version, "run": run, "manifest_sha256": manifest_sha256, "trainer": trainer}
     try:
         torch.save(state, temporary)
         os.replace(temporary, target)

@@ -26,6 +26,7 @@ MATH = (
     "metrics",
     "objective",
     "optimizer",
+    "samples",
     "step",
 )
 TRANSPORT = {"kafka", "aiokafka", "faust", "sqlalchemy", "psycopg", "aiohttp", "schemas"}

@@ -10,7 +10,8 @@ import pytest
 import torch
 from tiny import make_sample, mixed_samples
 
-from learner.collate import InvalidSample, TrainingSample, plan_forwards
+from learner.collate import plan_forwards
+from learner.samples import InvalidSample, TrainingSample
 
 GOOD = make_sample(0, prompt=2, response=3, teacher=True)
 FLOATS = np.zeros(3, np.float32)

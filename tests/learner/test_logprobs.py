@@ -11,8 +11,9 @@ from tiny import make_sample, tiny_model
 from torch import Tensor
 from vectors import case, flat, inputs, matrix, needs_reference, same
 
-from learner.collate import TrainingSample, plan_forwards
+from learner.collate import plan_forwards
 from learner.logprobs import response_log_probs, token_log_probs
+from learner.samples import TrainingSample
 
 
 def from_logits(logits: Tensor, targets: list[int], chunk: int = 512) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,12 @@ from torch import Tensor
 from vectors import case, flat, inputs, matrix, needs_reference, owners, same
 
 from learner.aggregation import token_weights
-from learner.collate import InvalidSample, TrainingSample
 from learner.importance import truncated_weight
 from learner.logprobs import token_log_probs
 from learner.losses.kl import kl_estimate
 from learner.losses.ppo_clip import ppo_clip
 from learner.objective import StepOptions, build_objective
+from learner.samples import InvalidSample, TrainingSample
 
 FILE = "04_opd_combined"
 # A scored turn of 2 tokens, and a hinted one of 3 that nobody scored.

@@ -21,13 +21,14 @@ from sqlalchemy import create_engine, text
 
 from learner.base_version import ensure_base_version
 from learner.checkpoints import copy_model, version_dir, write_version
-from learner.collate import TrainingSample, plan_forwards
+from learner.collate import plan_forwards
 from learner.commit import add_version
 from learner.config import FollowConfig, no_fault
 from learner.logprobs import response_log_probs
 from learner.manifest import Lineage
 from learner.policy import load_model
 from learner.policy_server import CANARY_IDS, PolicyServer, ServerAway, ServerRefused
+from learner.samples import TrainingSample
 from learner.serving import follow
 from processors.relay import relay_once
 from schemas.publish import AckedPublisher

@@ -11,9 +11,10 @@ import pytest
 import torch
 from tiny import make_sample, mixed_samples, on_policy, same_weights, tiny_model, weights
 
-from learner.collate import InvalidSample, TrainingSample, plan_forwards
+from learner.collate import plan_forwards
 from learner.logprobs import response_log_probs
 from learner.objective import StepOptions
+from learner.samples import InvalidSample, TrainingSample
 from learner.step import PolicyTrainer
 
 LR = StepOptions(lr=1e-3, tokens_per_forward=1000)

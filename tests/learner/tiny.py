@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from learner.collate import TrainingSample, plan_forwards
+from learner.collate import plan_forwards
 from learner.logprobs import response_log_probs
+from learner.samples import TrainingSample
 
 VOCABULARY = 61
 
