@@ -11,13 +11,13 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from processors.database import in_words, is_transient
 from processors.health import Health
 from processors.inserting import insert_new
 from processors.linking import recipes_of
 from processors.patience import Pause
 from processors.transactions import Transactions
 from schemas import tables
+from schemas.database import in_words, is_transient
 from schemas.digests import batch_digest, canonical_json, content_id
 from schemas.messages import MICRO_BATCH_PUBLISHED, MicroBatchPublished
 from schemas.states import SAMPLE_TRANSITIONS, may_follow

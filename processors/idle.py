@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from processors.database import in_words, is_transient
 from processors.health import Health
 from processors.inserting import insert_new
 from processors.patience import Pause
 from processors.transactions import Transactions
 from schemas import tables
+from schemas.database import in_words, is_transient
 from schemas.digests import content_id
 from schemas.envelope import encode, new_event
 from schemas.events import SESSION_CLOSED, SessionClosed

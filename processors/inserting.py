@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import JSONB
 
-from processors.database import to_json
+from schemas.database import to_json
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 

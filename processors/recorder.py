@@ -9,12 +9,12 @@ from functools import partial
 
 from sqlalchemy import Engine
 
-from processors.database import in_words, is_transient
 from processors.dead_letters import Delivery, FloodGate
 from processors.health import Health
 from processors.recording import Outcome, record
 from processors.retrying import until_done
 from schemas.claim_check import BlobStore
+from schemas.database import in_words, is_transient
 
 _CHUNK_BYTES = 16 << 20
 """A batch of 256 events of 1 MiB would be one statement of half a gigabyte, near what Postgres takes at all and times

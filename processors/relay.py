@@ -17,11 +17,11 @@ from kafka.errors import KafkaError
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from processors.database import in_words, is_transient
 from processors.health import Health
 from processors.idle import SOURCE
 from processors.patience import Pause
 from processors.transactions import Transactions
+from schemas.database import in_words, is_transient
 from schemas.envelope import CONTENT_TYPE, SPEC_VERSION, WireRecord
 from schemas.publish import AckedPublisher, PublishFailed
 from schemas.topics import AGENT_EVENTS, DEAD_LETTERS, MICRO_BATCHES, SIGNALS, WEIGHTS

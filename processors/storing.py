@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DBAPIError
 
-from processors.database import in_words, is_refused
 from processors.dead_letters import CONFLICT, DeadLetter, Delivery
 from processors.inserting import insert_new
 from processors.rows import Row
 from processors.sessions import insert_sessions
 from processors.trainable import NEVER_JUDGED, Drop, of_another_policy
 from schemas import tables
+from schemas.database import in_words, is_refused
 from schemas.digests import sample_id
 from schemas.envelope import Event
 from schemas.events import FeedbackGiven, NextStateObserved, TurnRecorded

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, Engine
 
 from processors.batcher import run_batcher
 from processors.config import ROLES, WorkerConfig
-from processors.database import in_words, is_transient, make_engine
 from processors.dead_letters import FloodGate
 from processors.evaluators.service import run_evaluators
 from processors.health import Health
@@ -25,6 +24,7 @@ from processors.runs import ensure_run
 from processors.services import Service, run_together
 from processors.transactions import Transactions
 from schemas.claim_check import DirectoryBlobStore
+from schemas.database import in_words, is_transient, make_engine
 
 EXIT_OK = 0
 EXIT_UNHEALTHY = 3

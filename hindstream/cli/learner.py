@@ -33,9 +33,9 @@ def run(
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kafka").setLevel(logging.WARNING)
     from learner.config import LearnerConfig
-    from learner.database import in_words
     from learner.errors import LearnerStopped
     from learner.service import run_learner
+    from schemas.database import in_words
 
     settings = load_settings()
     endpoints = resolve_endpoints(settings)

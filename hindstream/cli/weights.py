@@ -155,8 +155,8 @@ def follow(
 ) -> None:
     """Keep the policy server at the newest version until stopped (Ctrl-C or SIGTERM). Requests are never refused."""
     from learner.config import FollowConfig
-    from learner.database import in_words
     from learner.serving import follow as follow_weights
+    from schemas.database import in_words
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kafka").setLevel(logging.WARNING)

@@ -18,12 +18,12 @@ from hindstream.recipes import load_recipe
 from hindstream.settings import ModelServer, Settings, load_settings
 from processors.batcher import BatcherConfig
 from processors.config import ROLES, RecorderConfig, Role, RunConfig, WorkerConfig, WorkerMisconfigured
-from processors.database import in_words
 from processors.evaluators.config import EvaluatorsConfig, ServerConfig
 from processors.idle import IdleConfig
 from processors.relay import RelayConfig
 from processors.runs import RunMismatch
 from processors.worker import run_worker
+from schemas.database import in_words
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 

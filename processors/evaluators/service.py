@@ -16,7 +16,6 @@ import aiohttp
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from processors.database import in_words, is_transient
 from processors.evaluators import queue
 from processors.evaluators.config import EvaluatorsConfig
 from processors.evaluators.deciding import by_rules, failed
@@ -29,6 +28,7 @@ from processors.health import Health
 from processors.linking import recipes_of
 from processors.patience import Pause
 from processors.transactions import Transactions
+from schemas.database import in_words, is_transient
 from schemas.recipes import Recipe
 from schemas.text import sanitise_text
 

@@ -10,12 +10,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from processors.database import in_words, is_refused, is_transient
 from processors.evaluators.completion import Outcome, complete
 from processors.evaluators.deciding import failed
 from processors.health import Health
 from processors.retrying import FIRST_WAIT_S, LONGEST_WAIT_S
 from processors.transactions import Transactions
+from schemas.database import in_words, is_refused, is_transient
 
 log = logging.getLogger(__name__)
 

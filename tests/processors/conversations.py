@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, text
 
-from processors.database import make_engine
 from processors.dead_letters import Delivery
 from processors.recording import Outcome, record
 from processors.runs import ensure_run
+from schemas.database import make_engine
 from schemas.envelope import Event, WireRecord, encode, new_event
 from schemas.events import (
     EventData,

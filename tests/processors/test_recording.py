@@ -13,13 +13,13 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from processors.database import make_engine
 from processors.dead_letters import Delivery
 from processors.recording import Outcome, record
 from processors.runs import RunMismatch, end_run, ensure_run
 from processors.sessions import lock_sessions
 from schemas.arrays import unpack_floats, unpack_ids
 from schemas.claim_check import DirectoryBlobStore
+from schemas.database import make_engine
 from schemas.envelope import WireRecord, encode
 from schemas.events import FeedbackGiven, SessionClosed, Tokens
 from schemas.recipes import InvalidRecipe, Recipe, recipe_named

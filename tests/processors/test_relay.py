@@ -13,9 +13,9 @@ import pytest
 from kafka import KafkaConsumer
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from processors.database import make_engine
 from processors.health import Health
 from processors.relay import RelayConfig, relay_once, run_relay
+from schemas.database import make_engine
 from schemas.envelope import WireRecord, decode, encode, new_event
 from schemas.events import SESSION_CLOSED, SessionClosed
 from schemas.publish import PublishFailed

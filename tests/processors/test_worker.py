@@ -17,7 +17,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from processors.batcher import BatcherConfig
 from processors.config import RecorderConfig, RunConfig, WorkerConfig, WorkerMisconfigured
-from processors.database import is_refused, is_transient, make_engine
 from processors.dead_letters import Delivery
 from processors.health import Health
 from processors.idle import IdleConfig
@@ -27,6 +26,7 @@ from processors.retrying import until_done
 from processors.services import run_together
 from processors.watermarks import OffsetGap, Watermarks
 from processors.worker import EXIT_OK
+from schemas.database import is_refused, is_transient, make_engine
 from schemas.recipes import InvalidRecipe, Recipe, recipe_named
 from tests.processors.conversations import Recording, next_state, turn
 

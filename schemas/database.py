@@ -14,7 +14,7 @@ _CONNECT_S = 5
 _STATEMENT_MS = 60_000
 """Our largest statement writes a batch of events in tens of milliseconds. A minute means that something holds a lock:
 the statement is cancelled and the whole transaction tried again, instead of an agent that hangs without a word."""
-_IDLE_IN_TRANSACTION_MS = 60_000
+IDLE_IN_TRANSACTION_MS = 60_000
 """A worker that is stopped in the middle of a transaction (SIGSTOP, a swapped-out machine) holds its session locks and
 so stops every other worker; after a minute the server ends it and its work is rolled back."""
 _TCP_USER_TIMEOUT_MS = 20_000
@@ -31,19 +31,32 @@ _NEVER_AT_CONNECT = ("authentication failed", "does not exist", "no pg_hba.conf 
 """Words of a refused connection (it carries no SQLSTATE) that no waiting mends."""
 
 
-def make_engine(url: str, *, pool_size: int, application_name: str) -> Engine:
+def make_engine(
+    url: str,
+    *,
+    pool_size: int,
+    application_name: str,
+    idle_in_transaction_ms: int | None = IDLE_IN_TRANSACTION_MS,
+    pre_ping: bool = False,
+) -> Engine:
     """An engine for `url` (`postgresql+psycopg://...`) that keeps at most `pool_size` connections.
 
-    `application_name` is what `pg_stat_activity` shows.
+    Args:
+        url: address of the database.
+        pool_size: the most connections at once; who wants one more waits.
+        application_name: what `pg_stat_activity` shows.
+        idle_in_transaction_ms: how long a transaction may wait for us; None for one that holds a lock over a slow call
+            to another server.
+        pre_ping: whether a connection is tried before its use: for a process that asks once in minutes.
     """
-    limits = {
-        "statement_timeout": _STATEMENT_MS,
-        "idle_in_transaction_session_timeout": _IDLE_IN_TRANSACTION_MS,
-    }
+    limits = {"statement_timeout": _STATEMENT_MS}
+    if idle_in_transaction_ms is not None:
+        limits["idle_in_transaction_session_timeout"] = idle_in_transaction_ms
     return create_engine(
         url,
         pool_size=pool_size,
         max_overflow=0,
+        pool_pre_ping=pre_ping,
         hide_parameters=True,  # they are what people said, and an error goes to the log
         json_serializer=to_json,
         json_deserializer=msgspec.json.decode,
