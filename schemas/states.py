@@ -57,6 +57,8 @@ HINT_STATUSES = ("accepted", "none", "failed")
 VOTE_STATUSES = ("valid", "invalid", "error")
 ANNOTATOR_KINDS = ("LLM", "CODE", "HUMAN")
 RUN_KINDS = ("live", "replay")
+STOP_AFTER = ("rewards", "samples", "weights")
+"""How far a replay goes."""
 MICRO_BATCH_STATES = ("published", "consumed")
 COMPLETED_BY = ("next_turn", "session_closed")
 

@@ -4,6 +4,7 @@ from schemas.tables.base import metadata
 from schemas.tables.delivery import dead_letters, outbox
 from schemas.tables.facts import events, feedback, next_states, sessions, turn_completions, turns
 from schemas.tables.learning import micro_batches, training_steps, weight_loads, weight_versions
+from schemas.tables.replays import replays
 from schemas.tables.results import hints, model_answers, rewards, teacher_scores, votes
 from schemas.tables.work import evaluations, runs, samples
 
@@ -18,6 +19,7 @@ __all__ = [
     "model_answers",
     "next_states",
     "outbox",
+    "replays",
     "rewards",
     "runs",
     "samples",

@@ -51,6 +51,13 @@ turns = Table(
     "turns",
     metadata,
     Column("turn_id", Text, primary_key=True, comment="Deterministic id of the turn."),
+    Column(
+        "log",
+        Text,
+        nullable=False,
+        server_default="agent-events",
+        comment="The log that brought it: the topic, or the files of a replay, which no live run sees.",
+    ),
     Column("session_id", Text, nullable=False, comment="Its session."),
     Column("parent_turn_id", Text, comment="The turn that this one follows; NULL for a root. May arrive later."),
     Column("ordinal", Integer, nullable=False, comment="Place in its branch, from 0."),

@@ -116,10 +116,12 @@ model_answers = Table(
     "model_answers",
     metadata,
     Column("answer_digest", Text, primary_key=True, comment="SHA-256 of everything that shaped the answer."),
+    Column("question_digest", Text, comment="The same without the weight version that answered: what a replay asks."),
     Column("purpose", Text, nullable=False, comment="reward, hint or teacher."),
     Column("model", Text, nullable=False, comment="Model that answered."),
     Column("answer", JSONB, nullable=False, comment="The answer as it came."),
     created_at(),
+    Index("ix_model_answers_question_digest", "question_digest"),
     one_of("purpose", ("reward", "hint", "teacher")),
     comment="Answers of model servers by the digest of the question: the same question is never paid for twice.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     CheckConstraint,
     Column,
@@ -48,6 +49,7 @@ samples = Table(
     Column("content_digest", Text, comment="SHA-256 of what is trained: ids, log-probs, reward, teacher scores."),
     Column("micro_batch_id", Text, comment="The micro-batch that holds it."),
     Column("position", Integer, comment="Place in its micro-batch, from 0."),
+    Column("replay_order", BigInteger, comment="Place of its turn in the log that a replay reads; NULL in a live run."),
     Column("staleness", Integer, comment="Weight versions between its oldest token and the weights that used it."),
     timestamp("ready_at", "When its last evaluation became final."),
     timestamp("updated_at", "Last change of state."),
@@ -56,6 +58,7 @@ samples = Table(
     Index("ix_samples_run_state", "run", "state", "created_at"),
     Index("ix_samples_turn_id", "turn_id"),
     Index("ix_samples_micro_batch_id", "micro_batch_id"),
+    Index("ix_samples_replay_order", "run", "replay_order", postgresql_where=text("replay_order IS NOT NULL")),
     one_of("state", SAMPLE_STATES),
     one_of("drop_reason", DROP_REASONS),
     CheckConstraint("(state = 'dropped') = (drop_reason IS NOT NULL)", name="dropped_has_reason"),
@@ -70,6 +73,7 @@ evaluations = Table(
     Column("turn_id", Text, ForeignKey("turns.turn_id"), nullable=False, comment="The turn to evaluate."),
     Column("signal", Text, nullable=False, comment="reward, hint or teacher."),
     Column("state", Text, nullable=False, comment="waiting, open, claimed, done or failed."),
+    Column("priority", Integer, nullable=False, server_default="0", comment="Lower first: 0 live, 1 replay."),
     Column("attempts", Integer, nullable=False, server_default="0", comment="Times it was claimed."),
     Column("worker", Text, comment="Who holds the claim."),
     timestamp("lease_until", "End of the claim; afterwards anybody may claim it."),
@@ -81,6 +85,7 @@ evaluations = Table(
     Index(
         "ix_evaluations_claimable",
         "signal",
+        "priority",
         "available_at",
         "created_at",
         postgresql_where=text("state IN ('open', 'claimed')"),
