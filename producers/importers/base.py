@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from producers.importers.detect import Head
 from producers.importers.draft import SessionDraft
 from schemas.digests import canonical_json, content_id, sha256_hex
 from schemas.envelope import Event
@@ -54,16 +55,26 @@ class Unreadable(ValueError):
 
 
 class Importer(Protocol):
-    """One log format. Each is a module of this package; `producers.importers.IMPORTERS` lists them.
+    """One log format: a module with these four names, and a line of the entry point group `hindstream.importers` that
+    names it. The first line of its docstring is what the user reads about it.
 
-    Adding one: a file with these three names, and a line in that dict.
+    A module may also have `COMPANIONS`, patterns of file names that it reads beside its files by itself, so that a
+    directory's listing does not call them unknown.
     """
 
     NAME: str
-    """What the user types: `hindstream import NAME FILE`."""
+    """What the user types: `hindstream import --format NAME FILE`."""
 
     SOURCE: str
     """`ce_source` of its events."""
+
+    def sniff(self, head: Head) -> bool:
+        """Whether a file that begins so is of this format. Never raises.
+
+        By content; by the name only where content cannot tell. Strict enough that no other importer says yes to the
+        same file, and patient with later rows that are damaged.
+        """
+        ...
 
     def read(self, path: Path) -> Iterator[Row]:
         """Every event of the file, each session's in order and its closing event last, and every row refused.

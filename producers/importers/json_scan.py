@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from producers.importers.open_files import open_log
+
 _SPACE = re.compile(r"[ \t\r\n]*")
 _EXCERPT = 160
 """Characters of a row that could not be read which are shown: two lines on a screen."""
@@ -61,12 +63,14 @@ class ScannedObject:
 
 
 def read_text(path: Path) -> str:
-    """The file as text. A byte that is not UTF-8 becomes a lone surrogate, which the envelope keeps in `raw`.
+    """The file as text, decompressed. A byte that is not UTF-8 becomes a lone surrogate, which the envelope keeps in
+    `raw`.
 
     Raises:
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, or is compressed and damaged.
     """
-    return path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    with open_log(path) as file:
+        return file.read().decode("utf-8-sig", errors="surrogateescape")
 
 
 def excerpt_of(value: Any) -> str:

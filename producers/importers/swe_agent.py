@@ -44,6 +44,7 @@ from producers.importers.base import (
     check_storable,
     session_id_of,
 )
+from producers.importers.detect import Head
 from producers.importers.json_scan import (
     Broken,
     Field,
@@ -62,6 +63,16 @@ NAME = "swe-agent"
 SOURCE = "hindstream/import/swe-agent"
 
 _LISTS = frozenset({"trajectory", "history"})
+
+
+def sniff(head: Head) -> bool:
+    """See `producers.importers.base.Importer.sniff`: an object with a list `trajectory`, and steps with a `response` or
+    a `history`."""
+    value = head.value
+    if not isinstance(value, dict) or not isinstance(value.get("trajectory"), list):
+        return False
+    steps = [step for step in value["trajectory"] if isinstance(step, dict)]
+    return "history" in value or any("response" in step for step in steps)
 
 
 def read(path: Path) -> Iterator[Row]:

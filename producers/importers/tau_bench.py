@@ -28,11 +28,17 @@ from producers.importers.base import (
     session_id_of,
     text_of,
 )
+from producers.importers.detect import Head
 from producers.importers.json_scan import Broken, excerpt_of, json_type, read_text, scan_list
 from producers.importers.openai_messages import finish_reason_of, response_of
 
 NAME = "tau-bench"
 SOURCE = "hindstream/import/tau-bench"
+
+
+def sniff(head: Head) -> bool:
+    """See `producers.importers.base.Importer.sniff`: a list whose first readable entry has a list `traj`."""
+    return isinstance(head.value, list) and isinstance(head.object.get("traj"), list)
 
 
 def read(path: Path) -> Iterator[Row]:
