@@ -7,6 +7,8 @@ float32 and the model holds their rounded copies. Gradients are summed in float3
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,15 +21,15 @@ class MasterAdamW:
     def __init__(
         self, model: nn.Module, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
-        self._params = [p for p in model.parameters() if p.requires_grad]
-        self.masters = [p.detach().to(torch.float32, copy=True) for p in self._params]
-        self._gradients: list[Tensor | None] = [None] * len(self._params)
+        self.params = [p for p in model.parameters() if p.requires_grad]
+        self.masters = [p.detach().to(torch.float32, copy=True) for p in self.params]
+        self._gradients: list[Tensor | None] = [None] * len(self.params)
         # fused: one pass over the memory instead of a dozen, seven times faster on CPUs.
         self._adam = torch.optim.AdamW(self.masters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
 
     def collect(self) -> None:
         """Add the model's gradients to the float32 sums and clear them; call after each backward pass."""
-        for place, parameter in enumerate(self._params):
+        for place, parameter in enumerate(self.params):
             if parameter.grad is None:
                 continue
             total = self._gradients[place]
@@ -39,7 +41,7 @@ class MasterAdamW:
 
     def discard(self) -> None:
         """Forget the collected gradients."""
-        self._gradients = [None] * len(self._params)
+        self._gradients = [None] * len(self.params)
 
     def gradient_norm(self) -> float:
         """L2 norm over all collected gradients; not finite where any of them is not."""
@@ -57,6 +59,18 @@ class MasterAdamW:
         self.discard()
         self._copy_to_model()
 
+    @contextmanager
+    def lend(self, values: Sequence[Tensor]) -> Iterator[None]:
+        """The model computes with `values`, one tensor a trainable parameter, inside the `with`, and afterwards with
+        its own again, bit for bit. No gradient may be asked of what was computed before or inside."""
+        try:
+            with torch.no_grad():
+                for parameter, value in zip(self.params, values, strict=True):
+                    parameter.copy_(value)
+            yield
+        finally:
+            self._copy_to_model()
+
     def state_dict(self) -> dict[str, Any]:
         """Masters and moments, exact."""
         return {"masters": self.masters, "adam": self._adam.state_dict()}
@@ -71,5 +85,5 @@ class MasterAdamW:
 
     @torch.no_grad()
     def _copy_to_model(self) -> None:
-        for parameter, master in zip(self._params, self.masters, strict=True):
+        for parameter, master in zip(self.params, self.masters, strict=True):
             parameter.copy_(master)

@@ -22,7 +22,8 @@ class TrainingSample:
 
     `prompt_ids` int32 [P], `response_ids` int32 [R], `response_logprobs` float32 [R] in nats, `reward` in {-1, 0, +1}
     or None, `teacher_logprobs` float32 [R] of exactly the response ids, or None. `truncated`: the answer was cut off
-    at the length limit.
+    at the length limit. `hinted_prompt_ids` int32: the prompt with the hint in it, for a teacher inside the learner.
+    `staleness`: versions between its oldest token and the weights that learn from it, where known.
     """
 
     sample_id: str
@@ -32,6 +33,8 @@ class TrainingSample:
     reward: float | None = None
     teacher_logprobs: NDArray[np.float32] | None = None
     truncated: bool = False
+    hinted_prompt_ids: NDArray[np.int32] | None = None
+    staleness: int | None = None
 
     def check(self) -> None:
         """Refuse what cannot be trained; nothing is ever padded or cut to fit.
