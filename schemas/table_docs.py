@@ -15,7 +15,14 @@ _ROOMS = {
     "Facts": ("events", "sessions", "turns", "next_states", "turn_completions", "feedback"),
     "Work": ("runs", "replays", "samples", "evaluations"),
     "Results": ("votes", "rewards", "hints", "teacher_scores", "model_answers"),
-    "Learning": ("micro_batches", "training_steps", "weight_versions", "weight_loads"),
+    "Learning": (
+        "micro_batches",
+        "training_steps",
+        "weight_versions",
+        "weight_loads",
+        "weight_pins",
+        "weight_uploads",
+    ),
     "Delivery": ("outbox", "dead_letters"),
 }
 

@@ -3,7 +3,14 @@
 from schemas.tables.base import metadata
 from schemas.tables.delivery import dead_letters, outbox
 from schemas.tables.facts import events, feedback, next_states, sessions, turn_completions, turns
-from schemas.tables.learning import micro_batches, training_steps, weight_loads, weight_versions
+from schemas.tables.learning import (
+    micro_batches,
+    training_steps,
+    weight_loads,
+    weight_pins,
+    weight_uploads,
+    weight_versions,
+)
 from schemas.tables.replays import replays
 from schemas.tables.results import hints, model_answers, rewards, teacher_scores, votes
 from schemas.tables.work import evaluations, runs, samples
@@ -30,5 +37,7 @@ __all__ = [
     "turns",
     "votes",
     "weight_loads",
+    "weight_pins",
+    "weight_uploads",
     "weight_versions",
 ]

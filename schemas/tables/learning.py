@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     CheckConstraint,
     Column,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     PrimaryKeyConstraint,
@@ -101,4 +103,36 @@ weight_loads = Table(
     PrimaryKeyConstraint("server", "policy", "version", "attempt"),
     one_of("status", ("serving", "failed")),
     comment="Which server serves which version since when, with the canary that shows that the weights moved.",
+)
+
+weight_pins = Table(
+    "weight_pins",
+    metadata,
+    Column("policy", Text, nullable=False, comment="Policy."),
+    Column("version", Integer, nullable=False, comment="Version whose files stay."),
+    Column("holder", Text, nullable=False, comment="Who needs it: user, or the name of a service or an experiment."),
+    created_at(),
+    PrimaryKeyConstraint("policy", "version", "holder"),
+    ForeignKeyConstraint(["policy", "version"], ["weight_versions.policy", "weight_versions.version"]),
+    comment="Weight versions that retention must not delete, whatever their age. The last holder's unpin frees one.",
+)
+
+weight_uploads = Table(
+    "weight_uploads",
+    metadata,
+    Column("policy", Text, nullable=False, comment="Policy."),
+    Column("version", Integer, nullable=False, comment="Version."),
+    Column("url", Text, nullable=False, comment="Where to: the setting learner.upload_url."),
+    Column("status", Text, nullable=False, comment="uploaded: read back and equal to the manifest; or failed."),
+    Column("attempts", Integer, nullable=False, comment="Tries until now."),
+    Column("detail", Text, comment="The last fault, in words."),
+    Column("bytes", BigInteger, nullable=False, comment="Size of its files."),
+    Column("seconds", Double, nullable=False, comment="Wall time of the last try."),
+    timestamp("uploaded_at", "When it was whole there; NULL: not yet."),
+    created_at(),
+    PrimaryKeyConstraint("policy", "version", "url"),
+    ForeignKeyConstraint(["policy", "version"], ["weight_versions.policy", "weight_versions.version"]),
+    one_of("status", ("uploaded", "failed")),
+    CheckConstraint("(uploaded_at IS NOT NULL) = (status = 'uploaded')", name="uploaded_when"),
+    comment="Copies of weight versions in object storage. One without such a copy keeps its files here.",
 )
