@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
+
+from learner.importance import sequence_sum
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 
@@ -32,7 +33,7 @@ def token_weights(
     kept_N = mask_N.float()
     if not mask_N.any():
         return kept_N
-    lengths = torch.zeros(int(owners_N.max()) + 1).index_add_(0, owners_N, kept_N)
+    lengths = sequence_sum(mask_N, owners_N).float()
     sequences = float((lengths > 0).sum())
     if aggregation == "token_mean":
         return kept_N / kept_N.sum()

@@ -13,18 +13,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.importance import log_ratio
+from learner.importance import log_prob_gap, log_ratio
 
 KlEstimator = Literal["k1", "k2", "k3"]
 
 
 def kl_estimate(policy_N: Tensor, reference_N: Tensor, mask_N: Tensor, estimator: KlEstimator) -> Tensor:
-    """Per-token estimate [N] in nats; 0 where `mask_N` is False. Masked before exp.
+    """Per-token estimate [N] in nats; 0 where `mask_N` is False. Masked before exp, and finite for a log-prob of -inf.
 
     Raises:
         ValueError: no such estimator.
     """
-    difference_N = torch.where(mask_N, policy_N, 0.0) - torch.where(mask_N, reference_N, 0.0)
+    difference_N = log_prob_gap(policy_N, reference_N, mask_N)
     if estimator == "k1":
         return difference_N
     if estimator == "k2":

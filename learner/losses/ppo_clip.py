@@ -6,22 +6,13 @@ by -c A (Ye et al. 2020, arXiv 1912.09729, eq. 5).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from learner.importance import log_ratio
+from learner.losses.clip_loss import ClipLoss
 
-
-@dataclass(frozen=True, eq=False)
-class ClipLoss:
-    """Per-token results, all [N]: `loss` (to be minimised), `ratio`, and where the clip took the gradient away."""
-
-    loss: Tensor
-    ratio: Tensor
-    clipped_high: Tensor
-    clipped_low: Tensor
+__all__ = ["ClipLoss", "ppo_clip"]
 
 
 def ppo_clip(
