@@ -12,8 +12,6 @@ from torch import Tensor
 from learner.importance import log_ratio
 from learner.losses.clip_loss import ClipLoss
 
-__all__ = ["ClipLoss", "ppo_clip"]
-
 
 def ppo_clip(
     new_N: Tensor,

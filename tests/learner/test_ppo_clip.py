@@ -11,7 +11,8 @@ from torch import Tensor
 from vectors import case, inputs, matrix, needs_reference, same
 
 from learner.importance import LOG_RATIO_BOUND
-from learner.losses.ppo_clip import ClipLoss, ppo_clip
+from learner.losses.clip_loss import ClipLoss
+from learner.losses.ppo_clip import ppo_clip
 
 NAMES = ("openrlhf_eps0.2_0.2", "trl_eps0.2_0.2", "verl_eps0.2_0.2", "slime_eps0.2_0.28", "openrlhf_eps0.2_0.28",
          "trl_eps0.2_0.28", "slime_eps0.2_0.28_dual3", "openrlhf_eps0.2_0.28_dual3", "trl_eps0.2_0.28_dual3",
