@@ -8,6 +8,7 @@ a write: they are kept in `Event.unknown` and merged back.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from schemas.claim_check import BlobMissing, BlobStore
+from schemas.depth import nested_deeply
 from schemas.digests import canonical_json, digest_of
 from schemas.events import EVENT_TYPES, TYPE_OF, EventData
 from schemas.text import from_raw, raw_of, sanitise
@@ -23,6 +25,14 @@ from schemas.topics import MAX_EVENT_BYTES
 
 SPEC_VERSION = "1.0"
 CONTENT_TYPE = b"application/json"
+
+_NUL = rb"\u0000"
+_REFUSED_ESCAPE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
+"""Where JSON has none of these escapes, and is UTF-8, its text has nothing to replace: neither may stand in it bare."""
+
+_READABLE_DEPTH = 300
+"""Writers of ours stop at `schemas.depth.MAX_DEPTH`; others may have gone on. At some 480 levels sanitising reaches
+Python's limit of calls."""
 
 Headers = list[tuple[str, bytes]]
 
@@ -127,8 +137,7 @@ def encode(event: Event, blobs: BlobStore | None = None) -> WireRecord:
     Raises:
         ValueError: the value is over 1 MiB and no `blobs` was given.
     """
-    plain = data_to_dict(event.data, event.unknown)
-    value = canonical_json(_sanitised(plain))
+    value = _value_of(event)
     headers = _attribute_headers(event)
     if len(value) > MAX_EVENT_BYTES:
         if blobs is None:
@@ -161,7 +170,6 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]], blobs: Blo
         except BlobMissing as err:
             raise MalformedEvent(f"event {event_id}: {err}") from err
     plain = _parse(value)
-    plain = _sanitised(plain)
     while event_type in UPCASTERS:
         event_type, upcast = UPCASTERS[event_type]
         plain = upcast(plain)
@@ -233,17 +241,45 @@ def _required(attributes: Mapping[str, str], name: str) -> str:
     return text
 
 
+def _value_of(event: Event) -> bytes:
+    """The data as canonical JSON, clean."""
+    if not event.unknown:
+        try:
+            value = canonical_json(event.data)
+        except ValueError:  # a lone surrogate
+            value = _NUL
+        # Also where text merely shows that escape; the way below then finds nothing to replace.
+        if _NUL not in value:
+            return value
+    return canonical_json(_sanitised(data_to_dict(event.data, event.unknown)))
+
+
 def _parse(value: bytes | None) -> dict[str, Any]:
+    """The data of a record, clean.
+
+    Raises:
+        MalformedEvent: it is no JSON object, or nested too deeply.
+    """
     if value is None:
         raise MalformedEvent("the record has no value")
     try:
-        # The standard parser, since a lone surrogate escape is to be replaced, not refused.
-        plain = json.loads(value)
+        plain = _loads(value)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as err:
         raise MalformedEvent(f"the value is not JSON: {err}") from err
     if not isinstance(plain, dict):
         raise MalformedEvent(f"the value is a JSON {type(plain).__name__}, not an object")
-    return plain
+    # Token ids are as many as all other values together, and their type is checked anyway.
+    if nested_deeply([item for name, item in plain.items() if name != "tokens"], _READABLE_DEPTH):
+        raise MalformedEvent(f"the value is nested too deeply (over {_READABLE_DEPTH} levels)")
+    return _sanitised(plain) if _REFUSED_ESCAPE.search(value) else plain
+
+
+def _loads(value: bytes) -> Any:
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        # The standard parser, since a lone surrogate escape is to be replaced, not refused.
+        return json.loads(value)
 
 
 def _sanitised(plain: dict[str, Any]) -> dict[str, Any]:
@@ -262,7 +298,8 @@ def _difference(plain: Any, known: Any) -> Any:
         for name, item in plain.items():
             if name not in known:
                 out[name] = item
-            elif rest := _difference(item, known[name]):
+            # What is equal has the same names: compared in C, since most of an event is equal.
+            elif item != known[name] and (rest := _difference(item, known[name])):
                 out[name] = rest
         return out
     if isinstance(plain, list) and isinstance(known, list):

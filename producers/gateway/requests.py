@@ -11,8 +11,8 @@ from typing import Any, NoReturn, cast, get_args
 
 from aiohttp import web
 
-from producers.gateway.depth import MAX_DEPTH, nested_deeply
 from producers.gateway.sessions import Message, derived_session
+from schemas.depth import MAX_DEPTH, nested_deeply
 from schemas.events import NextStateKind, TurnKind
 
 _MAX_SESSION_ID = 256

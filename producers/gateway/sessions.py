@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from producers.gateway.depth import nested_deeply
 from schemas import digests
+from schemas.depth import nested_deeply
 from schemas.events import NextStateKind
 from schemas.text import sanitise
 

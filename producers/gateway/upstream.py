@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from producers.gateway.answers import Answer, with_tokens, without_last_token, without_tokens
-from producers.gateway.depth import nested_deeply
+from schemas.depth import nested_deeply
 
 _CONNECT_S = 5.0
 """A server that is there accepts within milliseconds; this is time for a few lost packets."""

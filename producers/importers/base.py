@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from producers.importers.detect import Head
 from producers.importers.draft import SessionDraft
+from schemas.depth import nested_deeply
 from schemas.digests import canonical_json, content_id, sha256_hex
 from schemas.envelope import Event
 from schemas.text import sanitise
@@ -108,10 +109,10 @@ def check_storable(content: Any) -> None:
     Raises:
         Unreadable: it is nested too deeply, or holds a number that JSON writers refuse.
     """
+    if nested_deeply(content):
+        raise Unreadable("it is nested too deeply")
     try:
         canonical_json(sanitise(content)[0])
-    except RecursionError as err:
-        raise Unreadable("it is nested too deeply") from err
     except (ValueError, OverflowError) as err:
         raise Unreadable(f"it cannot be written as JSON: {err}") from err
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from producers.importers.open_files import DamagedFile, open_log
+from producers.importers.open_files import open_log
 
 HEAD_BYTES = 1 << 18
 """How much of a file is looked at. The first object of every format known shows what it is within a few KiB; a system
@@ -63,16 +63,10 @@ def head_of(path: Path) -> Head:
     """How the file begins.
 
     Raises:
-        OSError: the file cannot be opened, or is compressed and damaged from the start.
+        OSError: the file cannot be opened.
     """
-    data = b""
     with open_log(path) as file:
-        try:
-            while len(data) <= HEAD_BYTES and (more := file.read(HEAD_BYTES + 1 - len(data))):
-                data += more
-        except DamagedFile:
-            if not data:
-                raise
+        data = file.read(HEAD_BYTES + 1)
     name = path.stem if path.suffix.lower() in (".gz", ".zst") else path.name
     return Head(name, data[:HEAD_BYTES], len(data) <= HEAD_BYTES)
 

@@ -67,7 +67,7 @@ def read_text(path: Path) -> str:
     `raw`.
 
     Raises:
-        OSError: the file cannot be opened, or is compressed and damaged.
+        OSError: the file cannot be opened.
     """
     with open_log(path) as file:
         return file.read().decode("utf-8-sig", errors="surrogateescape")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import logging
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 import zstandard
 
@@ -23,20 +24,28 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BUFFER = 1 << 18
 """Bytes asked of the disk at once. Below some 64 KiB system calls show; above, nothing is gained."""
 
-OnBytes = Callable[[int], None]
-"""Told how many more bytes of the file itself (compressed, where it is) were read."""
-
-_watcher: ContextVar[OnBytes | None] = ContextVar("_watcher", default=None)
+log = logging.getLogger(__name__)
 
 
-class DamagedFile(OSError):
-    """A compressed file that breaks off or is damaged: what came before was read."""
+class Watcher(Protocol):
+    """Who wants to know how files are read."""
+
+    def read(self, count: int) -> None:
+        """`count` more bytes of the file itself were read, compressed where it is."""
+        ...
+
+    def damaged(self, path: Path, reason: str) -> None:
+        """The compressed file breaks off or is damaged. What came before it was read; to the reader the file ends."""
+        ...
+
+
+_watcher: ContextVar[Watcher | None] = ContextVar("_watcher", default=None)
 
 
 @contextmanager
-def watching(on_bytes: OnBytes) -> Iterator[None]:
-    """Inside, `on_bytes` hears of every read of a file that was opened with `open_log`."""
-    token = _watcher.set(on_bytes)
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """Inside, `watcher` hears of every read of a file that was opened with `open_log`."""
+    token = _watcher.set(watcher)
     try:
         yield
     finally:
@@ -46,8 +55,11 @@ def watching(on_bytes: OnBytes) -> Iterator[None]:
 def open_log(path: Path) -> BinaryIO:
     """The file's content, decompressed while it is read. Close it, or use it in `with`.
 
+    A compressed file that is damaged ends where the damage is, and the watcher is told: readers then refuse the row
+    that breaks off, and keep those before it.
+
     Raises:
-        OSError: the file cannot be opened. Later, from a read: `DamagedFile`.
+        OSError: the file cannot be opened.
     """
     raw = cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, _Watched(path)), _BUFFER))
     start = cast(io.BufferedReader, raw).peek(len(_ZSTD))
@@ -71,7 +83,7 @@ def lines_of(path: Path) -> Iterator[Line]:
     """The lines of the file that are not blank, one in memory at a time; a byte order mark is left out.
 
     Raises:
-        OSError: the file cannot be opened, or it is compressed and damaged.
+        OSError: the file cannot be opened.
     """
     with open_log(path) as file:
         for number, line in enumerate(file, start=1):
@@ -95,12 +107,12 @@ class _Watched(io.FileIO):
     def _seen(self, count: int | None) -> int | None:
         watcher = _watcher.get()
         if watcher is not None and count:
-            watcher(count)
+            watcher.read(count)
         return count
 
 
 class _Checked(io.RawIOBase):
-    """A decompressing stream whose faults name the file."""
+    """A decompressing stream that ends at a fault, and tells it."""
 
     def __init__(self, path: Path, stream: BinaryIO | gzip.GzipFile, below: BinaryIO) -> None:
         self._path, self._stream, self._below = path, stream, below
@@ -112,9 +124,17 @@ class _Checked(io.RawIOBase):
         try:
             data = self._stream.read(len(buffer))
         except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as err:
-            raise DamagedFile(0, f"the compressed file breaks off or is damaged ({err})", str(self._path)) from err
+            self._tell(f"the compressed file breaks off or is damaged: {err}")
+            return 0
         buffer[: len(data)] = data
         return len(data)
+
+    def _tell(self, reason: str) -> None:
+        watcher = _watcher.get()
+        if watcher is None:
+            log.warning("%s: %s", self._path, reason)
+        else:
+            watcher.damaged(self._path, reason)
 
     def close(self) -> None:
         if not self.closed:

@@ -10,10 +10,10 @@ MAX_DEPTH = 100
 still takes what hashing, sanitising or encoding then fails at."""
 
 
-def nested_deeply(value: Any) -> bool:
-    """Whether `value` (JSON-like) has lists or objects in one another more than `MAX_DEPTH` times. Never recurses."""
+def nested_deeply(value: Any, levels: int = MAX_DEPTH) -> bool:
+    """Whether `value` (JSON-like) has lists or objects in one another more than `levels` times. Never recurses."""
     level = _containers((value,))
-    for _ in range(MAX_DEPTH):
+    for _ in range(levels):
         level = [inner for outer in level for inner in _containers(outer)]
         if not level:
             return False
