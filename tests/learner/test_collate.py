@@ -44,9 +44,10 @@ def test_every_response_token_is_in_one_pass(budget: int) -> None:
     ids = torch.from_numpy(np.concatenate([s.response_ids for s in samples])).long()
     for forward in forwards:
         assert forward.targets.tolist() == ids[forward.flat].tolist()
-        rows, columns = forward.positions.T
-        assert forward.input_ids[rows, columns + 1].tolist() == forward.targets.tolist()
-        assert len(forward.input_ids) == 1 or forward.input_ids.numel() <= budget
+        assert forward.input_ids[0, forward.positions + 1].tolist() == forward.targets.tolist()
+        assert forward.position_ids[0].tolist() == [place for length in forward.lengths for place in range(length)]
+        assert sum(forward.lengths) == forward.input_ids.numel()
+        assert len(forward.lengths) == 1 or forward.input_ids.numel() <= budget
 
 
 def test_samples_that_carry_nothing_are_in_no_pass() -> None:
@@ -61,3 +62,10 @@ def test_the_plan_is_the_same_each_time_and_needs_a_budget() -> None:
     assert [f.flat.tolist() for f in one] == [f.flat.tolist() for f in two]
     with pytest.raises(ValueError, match="at least 1"):
         plan_forwards(mixed_samples(), 0)
+
+
+def test_nothing_is_padded_and_room_is_used() -> None:
+    """13, 13, 10, 8 and 6 tokens, each in the first pass with room for it."""
+    forwards = plan_forwards(mixed_samples(), 25)
+    assert [forward.lengths for forward in forwards] == [(13, 10), (13, 8), (6,)]
+    assert [forward.lengths for forward in plan_forwards(mixed_samples(), 27)] == [(13, 13), (10, 8, 6)]

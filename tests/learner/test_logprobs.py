@@ -12,13 +12,13 @@ from torch import Tensor
 from vectors import case, flat, inputs, matrix, needs_reference, same
 
 from learner.collate import plan_forwards
-from learner.logprobs import response_log_probs, token_log_probs
+from learner.logprobs import Scores, Tile, response_log_probs, token_log_probs, token_scores
 from learner.samples import TrainingSample
 
 
-def from_logits(logits: Tensor, targets: list[int], chunk: int = 512) -> tuple[Tensor, Tensor]:
+def from_logits(logits: Tensor, targets: list[int]) -> tuple[Tensor, Tensor]:
     """With an identity head, hidden states are logits."""
-    return token_log_probs(logits, torch.eye(logits.shape[-1], dtype=logits.dtype), torch.tensor(targets), chunk)
+    return token_log_probs(logits, torch.eye(logits.shape[-1], dtype=logits.dtype), torch.tensor(targets), (2, 3))
 
 
 def test_two_answer_ids_after_three_prompt_ids_are_read_at_positions_2_and_3() -> None:
@@ -29,7 +29,7 @@ def test_two_answer_ids_after_three_prompt_ids_are_read_at_positions_2_and_3() -
         response_logprobs=np.array([-1, -1], np.float32),
     )
     (forward,) = plan_forwards([sample], 100)
-    assert forward.positions.tolist() == [[0, 2], [0, 3]]
+    assert forward.positions.tolist() == [2, 3]
     assert forward.targets.tolist() == [2, 5]
     model = tiny_model()
     ours, _ = response_log_probs(model, forward)
@@ -38,7 +38,7 @@ def test_two_answer_ids_after_three_prompt_ids_are_read_at_positions_2_and_3() -
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_padding_and_company_change_nothing() -> None:
+def test_company_in_a_row_changes_nothing() -> None:
     model = tiny_model()
     samples = [make_sample(seed, prompt=2 + seed, response=9 - seed) for seed in range(6)]
     alone = [response_log_probs(model, plan_forwards([sample], 1)[0]) for sample in samples]
@@ -48,26 +48,66 @@ def test_padding_and_company_change_nothing() -> None:
     torch.testing.assert_close(together, torch.cat([one[0] for one in alone]).detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
+TILES = [(1, 1), (2, 3), (5, 4), (100, 100)]
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_gradients_are_those_of_finite_differences(tile: Tile, temperature: float) -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(5, 4, dtype=torch.float64, generator=generator, requires_grad=True)
     weight = torch.randn(7, 4, dtype=torch.float64, generator=generator, requires_grad=True)
     targets = torch.tensor([0, 6, 2, 2, 5])
-    for chunk in (1, 2, 5):
-        both = lambda h, w, chunk=chunk: token_log_probs(h, w, targets, chunk)  # noqa: E731
-        assert torch.autograd.gradcheck(both, (hidden, weight))
-        assert torch.autograd.gradcheck(lambda h, w, chunk=chunk: token_log_probs(h, w, targets, chunk)[0],
-                                        (hidden, weight))  # fmt: skip
-        assert torch.autograd.gradcheck(lambda h, w, chunk=chunk: token_log_probs(h, w, targets, chunk)[1],
-                                        (hidden, weight))  # fmt: skip
+    ids = torch.tensor([[1, 6], [6, 6], [0, 3], [2, 4], [5, 0]])  # the target itself among them, and one id twice
+
+    def scores(hidden: Tensor, weight: Tensor) -> Scores:
+        return token_scores(hidden, weight, targets, at_ids_NK=ids, temperature=temperature, tile=tile)
+
+    def all_three(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        result = scores(hidden, weight)
+        assert result.at_ids is not None
+        return result.chosen, result.entropy, result.at_ids
+
+    assert torch.autograd.gradcheck(all_three, (hidden, weight))
+    assert torch.autograd.gradcheck(lambda h, w: scores(h, w).chosen, (hidden, weight))
+    assert torch.autograd.gradcheck(lambda h, w: scores(h, w).entropy, (hidden, weight))
 
 
-def test_the_size_of_chunks_changes_nothing() -> None:
+@pytest.mark.parametrize("tile", TILES)
+def test_scores_are_those_of_whole_logits(tile: Tile) -> None:
+    hidden = torch.randn(10, 8, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(20, 8, generator=torch.Generator().manual_seed(2)) * 3
+    targets, ids = torch.arange(10), torch.arange(30).view(10, 3) % 20
+    temperature = torch.linspace(0.5, 2.0, 10)
+    whole = torch.log_softmax((hidden @ weight.T) / temperature[:, None], -1)
+    scores = token_scores(hidden, weight, targets, at_ids_NK=ids, top_k=6, temperature=temperature, tile=tile)
+    torch.testing.assert_close(scores.chosen, whole.gather(-1, targets[:, None])[:, 0], rtol=1e-5, atol=1e-5)
+    # A difference of sums near the largest logit, here 60, whose float32 resolution is 4e-6.
+    torch.testing.assert_close(scores.entropy, -(whole.exp() * whole).sum(-1), rtol=1e-5, atol=5e-5)
+    torch.testing.assert_close(scores.at_ids, whole.gather(-1, ids), rtol=1e-5, atol=1e-5)
+    expected = whole.topk(6, dim=-1)
+    torch.testing.assert_close(scores.top_logprobs, expected.values, rtol=1e-5, atol=1e-5)
+    assert torch.equal(scores.top_ids, expected.indices)
+
+
+def test_what_was_not_asked_for_is_absent_and_top_k_ends_at_the_vocabulary() -> None:
+    hidden, weight, targets = torch.randn(2, 4), torch.randn(5, 4), torch.tensor([1, 4])
+    plain = token_scores(hidden, weight, targets)
+    assert (plain.at_ids, plain.top_ids, plain.top_logprobs) == (None, None, None)
+    every = token_scores(hidden, weight, targets, top_k=100, tile=(2, 2))
+    assert every.top_ids is not None
+    assert [sorted(row) for row in every.top_ids.tolist()] == [[0, 1, 2, 3, 4]] * 2
+    assert every.top_logprobs is not None
+    torch.testing.assert_close(every.top_logprobs.exp().sum(-1), torch.ones(2))
+    assert not every.top_logprobs.requires_grad
+
+
+def test_the_size_of_tiles_changes_no_gradient() -> None:
     hidden = torch.randn(10, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
     weight = torch.randn(20, 8, generator=torch.Generator().manual_seed(2), requires_grad=True)
     results = []
-    for chunk in (1, 3, 10):
-        chosen, entropy = token_log_probs(hidden, weight, torch.arange(10), chunk)
+    for tile in TILES:
+        chosen, entropy = token_log_probs(hidden, weight, torch.arange(10), tile)
         gradients = torch.autograd.grad(chosen.sum() + entropy.square().sum(), (hidden, weight))
         results.append((chosen, entropy, *gradients))
     for other in results[1:]:
@@ -77,7 +117,7 @@ def test_the_size_of_chunks_changes_nothing() -> None:
 
 def test_bfloat16_products_still_give_a_float32_softmax() -> None:
     hidden, weight = torch.randn(4, 8).bfloat16().requires_grad_(), torch.randn(9, 8).bfloat16().requires_grad_()
-    chosen, entropy = token_log_probs(hidden, weight, torch.arange(4), 2)
+    chosen, entropy = token_log_probs(hidden, weight, torch.arange(4), (2, 4))
     assert (chosen.dtype, entropy.dtype) == (torch.float32, torch.float32)
     chosen.sum().backward()
     assert hidden.grad is not None
