@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -31,6 +32,36 @@ def case(name: str, title: str) -> dict[str, Any]:
     """The outputs of one case, with its inputs under `inputs`."""
     (found,) = [one for one in vectors(name)["cases"] if one["name"] == title]
     return {**found["outputs"], "inputs": found["inputs"]}
+
+
+class Parity:
+    """The cases of one file, and which of them have a test: a peer's case that ours differs from is tested too, so
+    none may be left out unseen."""
+
+    def __init__(self, name: str, *, elsewhere: Iterable[str] = ()) -> None:
+        self.name = name
+        self.titles = set(elsewhere)
+
+    def __call__(self, *titles: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """Run a test for each of `titles`, given as its argument `title`."""
+        self.titles.update(titles)
+
+        def decorate(test: Callable[..., None]) -> Callable[..., None]:
+            return needs_reference(pytest.mark.parametrize("title", titles)(test))
+
+        return decorate
+
+    def case(self, title: str) -> dict[str, Any]:
+        """As `case`, of this file."""
+        return case(self.name, title)
+
+    def inputs(self, key: str) -> dict[str, Any]:
+        """As `inputs`, of this file."""
+        return inputs(self.name, key)
+
+    def check_complete(self) -> None:
+        """Every case of the file has a test, and every test a case."""
+        assert self.titles == {one["name"] for one in vectors(self.name)["cases"]}
 
 
 def matrix(values: Any) -> Tensor:
