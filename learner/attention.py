@@ -106,8 +106,8 @@ def packed_attention(
     kernel = _varlen_kernel() if _takes_varlen(query_1QTD) else None
     if kernel is None:
         return _loop(query_1QTD, key_1GTD, value_1GTD, packing.lengths, scaling, sliding_window), None
-    rows = (tensor[0].transpose(0, 1) for tensor in (query_1QTD, key_1GTD, value_1GTD))
-    return kernel(*rows, packing, scaling, sliding_window)[None], None
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query_1QTD, key_1GTD, value_1GTD))
+    return kernel(query, key, value, packing, scaling, sliding_window)[None], None
 
 
 def _loop(
@@ -120,8 +120,8 @@ def _loop(
 ) -> Tensor:
     attended = []
     # split and not slices: the gradient of a slice is a row of zeros with one segment filled in, for each segment.
-    segments = zip(*(tensor.split(lengths, dim=2) for tensor in (query_1QTD, key_1GTD, value_1GTD)), strict=True)
-    for query, key, value in segments:
+    segments = (torch.split(tensor, list(lengths), dim=2) for tensor in (query_1QTD, key_1GTD, value_1GTD))
+    for query, key, value in zip(*segments, strict=True):
         band = None if window is None or query.shape[2] <= window else _band(query.shape[2], window, query.device)
         attended.append(
             scaled_dot_product_attention(
@@ -171,7 +171,7 @@ def _window(window: int | None) -> tuple[int, int]:
 def _flash_attn(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> Tensor:
-    from flash_attn import flash_attn_varlen_func
+    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     bounds, longest = packing.bounds, max(packing.lengths)
     attended: Tensor = flash_attn_varlen_func(

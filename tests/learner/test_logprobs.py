@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from largest import Largest
 from tiny import make_sample, tiny_model
 from torch import Tensor
 from vectors import case, flat, inputs, matrix, needs_reference, same
@@ -113,6 +114,19 @@ def test_the_size_of_tiles_changes_no_gradient() -> None:
     for other in results[1:]:
         for one, two in zip(results[0], other, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
+
+
+def test_no_tensor_grows_with_tokens_times_vocabulary() -> None:
+    """The largest is the head's gradient, or the hidden states, or a tile, whatever is asked for."""
+    for tokens, vocabulary in ((64, 500), (128, 1000), (512, 4000)):
+        hidden = torch.randn(tokens, 8, requires_grad=True)
+        weight = torch.randn(vocabulary, 8, requires_grad=True)
+        targets = torch.arange(tokens) % vocabulary
+        with Largest() as largest:
+            scores = token_scores(hidden, weight, targets, at_ids_NK=targets[:, None], top_k=4, tile=(16, 32))
+            assert scores.at_ids is not None
+            (scores.chosen + scores.entropy + scores.at_ids[:, 0]).sum().backward()
+        assert largest.numel <= max(16 * 32, 8 * vocabulary, 8 * tokens)
 
 
 def test_bfloat16_products_still_give_a_float32_softmax() -> None:
