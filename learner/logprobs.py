@@ -87,7 +87,7 @@ def response_hidden(model: Any, forward: Forward) -> Tensor:
     """The last hidden state before each response token, [N, H], in `forward`'s order: what predicts it, and what a
     critic values."""
     use_packed_attention(model)
-    device = model.lm_head.weight.device
+    device = next(model.model.parameters()).device
     packing = Packing.of(forward.lengths, device)
     hidden_1TH = model.model(
         input_ids=forward.input_ids.to(device),
