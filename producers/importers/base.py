@@ -112,7 +112,10 @@ def check_storable(content: Any) -> None:
     if nested_deeply(content):
         raise Unreadable("it is nested too deeply")
     try:
-        canonical_json(sanitise(content)[0])
+        try:
+            canonical_json(content)
+        except ValueError:  # a lone surrogate, perhaps, which is replaced later; not looked for in what is clean
+            canonical_json(sanitise(content)[0])
     except (ValueError, OverflowError) as err:
         raise Unreadable(f"it cannot be written as JSON: {err}") from err
 

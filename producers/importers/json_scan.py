@@ -5,36 +5,27 @@ The standard parser does the work; this module only walks from one item of the o
 
 from __future__ import annotations
 
-import json
-import re
-from bisect import bisect_left
+import codecs
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from producers.importers.json_scanner import CHUNK, Broken, Item, Scanner, excerpt_of, json_type
 from producers.importers.open_files import open_log
 
-_SPACE = re.compile(r"[ \t\r\n]*")
-_EXCERPT = 160
-"""Characters of a row that could not be read which are shown: two lines on a screen."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """One value and the 1-based line on which it starts."""
-
-    value: Any
-    line: int
-
-
-@dataclass(frozen=True)
-class Broken:
-    """What could not be read: the 1-based line on which it starts, why, and how it begins."""
-
-    line: int
-    reason: str
-    excerpt: str
+__all__ = [
+    "Broken",
+    "Field",
+    "Item",
+    "ScannedObject",
+    "excerpt_of",
+    "json_type",
+    "read_text",
+    "scan_list",
+    "scan_object",
+    "stream_list",
+]
 
 
 @dataclass
@@ -73,33 +64,46 @@ def read_text(path: Path) -> str:
         return file.read().decode("utf-8-sig", errors="surrogateescape")
 
 
-def excerpt_of(value: Any) -> str:
-    """How `value` begins as JSON, in ASCII."""
-    try:
-        return _shorten(json.dumps(value, ensure_ascii=True))
-    except RecursionError:
-        return f"({json_type(value)}, nested too deeply to show)"
-
-
 def scan_list(text: str) -> Iterator[Item | Broken]:
     """The items of a JSON list, in order.
 
     After a broken item, reading goes on at the next line that begins an object at the same indentation; where items
     do not stand on lines of their own, what follows is lost and the reason says so.
     """
-    scanner = _Scanner(text)
+    yield from _list(Scanner(text))
+
+
+def stream_list(path: Path) -> Iterator[Item | Broken]:
+    """As `scan_list(read_text(path))`, with one item at a time in memory: for files larger than memory.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    with open_log(path) as file:
+        decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="surrogateescape")
+
+        def more(size: int) -> str:
+            while data := file.read(max(size, CHUNK)):
+                if text := decoder.decode(data):
+                    return text
+            return decoder.decode(b"", final=True)
+
+        yield from _list(Scanner("", more))
+
+
+def _list(scanner: Scanner) -> Iterator[Item | Broken]:
     start = scanner.skip(0)
-    if text[start : start + 1] != "[":
+    if scanner.at(start) != "[":
         yield scanner.not_a("list", start)
         return
     end = yield from scanner.items(start)
-    if end is not None and (rest := scanner.skip(end)) < len(text):
+    if end is not None and scanner.at(rest := scanner.skip(end)):
         yield scanner.broken(rest, "text after the end of the list")
 
 
 def scan_object(text: str, lists: frozenset[str]) -> ScannedObject:
     """The fields of a JSON object; those named in `lists` item by item. Reading stops at what cannot be skipped."""
-    scanner, found = _Scanner(text), ScannedObject()
+    scanner, found = Scanner(text), ScannedObject()
     pos = scanner.skip(0)
     if text[pos : pos + 1] != "{":
         found.broken.append(scanner.not_a("object", pos))
@@ -125,7 +129,7 @@ def scan_object(text: str, lists: frozenset[str]) -> ScannedObject:
             if text[pos : pos + 1] != "}":
                 pos = scanner.expect(",", pos)
         except (ValueError, RecursionError) as err:
-            found.broken.append(scanner.broken(start, f"{_why(err)}; nothing after it could be read"))
+            found.broken.append(scanner.broken(start, f"{scanner.why(err)}; nothing after it could be read"))
             return found
     if (rest := scanner.skip(pos + 1)) < len(text):
         found.broken.append(scanner.broken(rest, "text after the end of the object"))
@@ -139,97 +143,3 @@ def _drain(items: Generator[Item | Broken, None, int | None], into: list[Item | 
         except StopIteration as stop:
             end: int | None = stop.value
             return end
-
-
-class _Scanner:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._newlines = [match.start() for match in re.finditer("\n", text)]
-        # strict=False: raw control characters in a string are text, however they got there.
-        self._decoder = json.JSONDecoder(strict=False)
-
-    def line_of(self, pos: int) -> int:
-        return bisect_left(self._newlines, pos) + 1
-
-    def skip(self, pos: int) -> int:
-        match = _SPACE.match(self.text, pos)
-        return match.end() if match else pos
-
-    def decode(self, pos: int) -> tuple[Any, int]:
-        return self._decoder.raw_decode(self.text, pos)
-
-    def name(self, pos: int) -> tuple[str, int]:
-        if self.text[pos : pos + 1] != '"':
-            raise json.JSONDecodeError("Expecting a field's name in double quotes", self.text, pos)
-        return self.decode(pos)
-
-    def expect(self, character: str, pos: int) -> int:
-        pos = self.skip(pos)
-        if self.text[pos : pos + 1] != character:
-            raise json.JSONDecodeError(f"Expecting {character!r}", self.text, pos)
-        return self.skip(pos + 1)
-
-    def broken(self, pos: int, reason: str) -> Broken:
-        return Broken(self.line_of(pos), reason, _shorten(self.text[pos : pos + _EXCERPT + 1]))
-
-    def not_a(self, wanted: str, pos: int) -> Broken:
-        try:
-            value, _ = self.decode(pos)
-        except (ValueError, RecursionError) as err:
-            return self.broken(pos, f"the file is not JSON: {_why(err)}")
-        return self.broken(pos, f"the file is a JSON {json_type(value)}, not the {wanted} that this format is")
-
-    def items(self, pos: int) -> Generator[Item | Broken, None, int | None]:
-        """Items of the list that opens at `pos`; returns where it ends, None where its end could not be found."""
-        pos = self.skip(pos + 1)
-        if self.text[pos : pos + 1] == "]":
-            return pos + 1
-        while True:
-            start = pos
-            try:
-                value, pos = self.decode(start)
-            except (ValueError, RecursionError) as err:
-                fault, why = start, _why(err)
-            else:
-                yield Item(value, self.line_of(start))
-                fault = self.skip(pos)
-                if self.text[fault : fault + 1] == "]":
-                    return fault + 1
-                if self.text[fault : fault + 1] == ",":
-                    pos = self.skip(fault + 1)
-                    continue
-                why = _why(json.JSONDecodeError("Expecting ',' or ']'", self.text, fault))
-            resumed = self._next_object(start)
-            went_on = "nothing after it could be read"
-            if resumed is not None:
-                went_on = f"reading went on at line {self.line_of(resumed)}"
-            yield self.broken(fault, f"{why}; {went_on}")
-            if resumed is None:
-                return None
-            pos = resumed
-
-    def _next_object(self, start: int) -> int | None:
-        """Where the next line begins an object at the indentation of the item at `start`."""
-        line_start = self.text.rfind("\n", 0, start) + 1
-        indent = self.text[line_start:start]
-        if indent.strip() or line_start == 0:
-            return None
-        found = self.text.find(f"\n{indent}{{", start)
-        return None if found < 0 else found + 1 + len(indent)
-
-
-def json_type(value: Any) -> str:
-    """What JSON calls the type of `value`."""
-    names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
-    return names.get(type(value), "number")
-
-
-def _why(err: Exception) -> str:
-    if isinstance(err, json.JSONDecodeError):
-        return f"not JSON at line {err.lineno}, column {err.colno}: {err.msg}"
-    return "nested too deeply" if isinstance(err, RecursionError) else str(err)
-
-
-def _shorten(text: str) -> str:
-    clean = text.encode("ascii", "backslashreplace").decode("ascii").replace("\n", " ").replace("\r", " ")
-    return clean if len(clean) <= _EXCERPT else clean[:_EXCERPT] + "..."

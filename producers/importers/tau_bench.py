@@ -29,7 +29,7 @@ from producers.importers.base import (
     text_of,
 )
 from producers.importers.detect import Head
-from producers.importers.json_scan import Broken, excerpt_of, json_type, read_text, scan_list
+from producers.importers.json_scan import Broken, excerpt_of, json_type, stream_list
 from producers.importers.openai_messages import finish_reason_of, response_of
 
 NAME = "tau-bench"
@@ -44,7 +44,7 @@ def sniff(head: Head) -> bool:
 def read(path: Path) -> Iterator[Row]:
     """See `producers.importers.base.Importer.read`. The line of every row is that on which its entry starts."""
     first_line: dict[str, int] = {}
-    for number, item in enumerate(scan_list(read_text(path)), start=1):
+    for number, item in enumerate(stream_list(path), start=1):
         if isinstance(item, Broken):
             yield RefusedRow(path.name, item.line, item.reason, item.excerpt)
             continue
