@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,28 +17,40 @@ from torch import Tensor, nn
 
 
 class MasterAdamW:
-    """AdamW (Loshchilov & Hutter 2019) over float32 copies of `model`'s trainable parameters."""
+    """AdamW (Loshchilov & Hutter 2019) over float32 values of `model`'s trainable parameters.
+
+    `params`: the model's own. `masters`: the float32 values that learn; of a float32 model they are its parameters
+    themselves and cost nothing. A bfloat16 parameter costs 2 bytes, its master, moments and summed gradient 16 more.
+    """
 
     def __init__(
         self, model: nn.Module, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
         self.params = [p for p in model.parameters() if p.requires_grad]
-        self.masters = [p.detach().to(torch.float32, copy=True) for p in self.params]
+        self.masters = [p.detach().to(torch.float32) for p in self.params]
         self._gradients: list[Tensor | None] = [None] * len(self.params)
         # fused: one pass over the memory instead of a dozen, seven times faster on CPUs.
         self._adam = torch.optim.AdamW(self.masters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
 
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Inside the `with`, a backward pass adds each gradient to the float32 sums as soon as it is whole, and frees
+        it: the model's gradients never all live at once."""
+        handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._take, place))  # type: ignore[no-untyped-call]
+            for place, parameter in enumerate(self.params)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
     def collect(self) -> None:
-        """Add the model's gradients to the float32 sums and clear them; call after each backward pass."""
+        """Add the model's gradients to the float32 sums and clear them: for backward passes that did not run inside
+        `collecting`."""
         for place, parameter in enumerate(self.params):
-            if parameter.grad is None:
-                continue
-            total = self._gradients[place]
-            if total is None:
-                self._gradients[place] = parameter.grad.to(torch.float32, copy=True)
-            else:
-                total += parameter.grad
-            parameter.grad = None
+            self._take(place, parameter)
 
     def discard(self) -> None:
         """Forget the collected gradients."""
@@ -53,7 +66,7 @@ class MasterAdamW:
         model gets the rounded copies and the gradients are forgotten."""
         scale = min(1.0, max_norm / norm) if norm > 0 else 1.0
         for master, gradient in zip(self.masters, self._gradients, strict=True):
-            master.grad = None if gradient is None else gradient.mul_(scale)
+            master.grad = gradient if gradient is None or scale == 1.0 else gradient.mul_(scale)
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
         self.discard()
@@ -63,13 +76,12 @@ class MasterAdamW:
     def lend(self, values: Sequence[Tensor]) -> Iterator[None]:
         """The model computes with `values`, one tensor a trainable parameter, inside the `with`, and afterwards with
         its own again, bit for bit. No gradient may be asked of what was computed before or inside."""
+        own = [master.clone() if _shared(parameter) else master for parameter, master in self._pairs()]
         try:
-            with torch.no_grad():
-                for parameter, value in zip(self.params, values, strict=True):
-                    parameter.copy_(value)
+            _fill(self.params, values)
             yield
         finally:
-            self._copy_to_model()
+            _fill(self.params, own)
 
     def state_dict(self) -> dict[str, Any]:
         """Masters and moments, exact."""
@@ -85,5 +97,30 @@ class MasterAdamW:
 
     @torch.no_grad()
     def _copy_to_model(self) -> None:
-        for parameter, master in zip(self.params, self.masters, strict=True):
-            parameter.copy_(master)
+        for parameter, master in self._pairs():
+            if not _shared(parameter):
+                parameter.copy_(master)
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.params, self.masters, strict=True)
+
+    def _take(self, place: int, parameter: Tensor) -> None:
+        if parameter.grad is None:
+            return
+        total = self._gradients[place]
+        if total is None:
+            self._gradients[place] = parameter.grad.to(torch.float32)
+        else:
+            total += parameter.grad
+        parameter.grad = None
+
+
+def _shared(parameter: Tensor) -> bool:
+    """Whether a parameter is its own master."""
+    return parameter.dtype == torch.float32
+
+
+@torch.no_grad()
+def _fill(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

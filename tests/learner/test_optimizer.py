@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 
 import pytest
 import torch
 from tiny import mixed_samples, same_weights, tiny_model, weights
 from torch import nn
 
+from learner.collate import plan_forwards
+from learner.logprobs import response_log_probs
 from learner.objective import StepOptions
 from learner.optimizer import MasterAdamW
 from learner.step import PolicyTrainer
@@ -98,3 +101,57 @@ def test_a_state_saved_and_loaded_goes_on_bit_for_bit(dtype: torch.dtype) -> Non
     assert same_weights(weights(through.model), weights(resumed.model))
     for one, other in zip(through.optimizer.masters, resumed.optimizer.masters, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_taken_as_they_come(dtype: torch.dtype) -> None:
+    """The last parameter's gradient, the embedding's, is whole when every other one is gone already; the sums are the
+    same."""
+    (forward,) = plan_forwards(mixed_samples(), 1000)
+    sums = []
+    for way in ("taken", "collected"):
+        model = tiny_model(dtype=dtype)
+        optimizer = adamw(model)
+        alive: list[int] = []
+        last = model.model.embed_tokens.weight
+        last.register_post_accumulate_grad_hook(
+            lambda _, alive=alive, model=model: alive.append(sum(p.grad is not None for p in model.parameters()))
+        )
+        for _ in range(2):
+            loss = response_log_probs(model, forward)[0].sum()
+            if way == "taken":
+                with optimizer.collecting():
+                    loss.backward()
+            else:
+                loss.backward()
+                optimizer.collect()
+        assert all(p.grad is None for p in model.parameters())
+        assert alive == [1, 1] if way == "taken" else alive[0] > 10
+        response_log_probs(model, forward)[0].sum().backward()  # outside: nothing is taken any more
+        assert all(p.grad is not None for p in model.parameters())
+        sums.append(optimizer._gradients)
+    for one, other in zip(*sums, strict=True):
+        assert one is not None
+        assert other is not None
+        assert one.dtype == torch.float32
+        assert torch.equal(one, other)
+
+
+def test_masters_of_a_float32_model_are_its_parameters() -> None:
+    model, low = tiny_model(), tiny_model(dtype=torch.bfloat16)
+    optimizer, copies = adamw(model), adamw(low)
+    assert all(master.is_set_to(p) for master, p in zip(optimizer.masters, model.parameters(), strict=True))
+    assert all(master.dtype == torch.float32 for master in copies.masters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lent_values_leave_no_trace(dtype: torch.dtype) -> None:
+    model, other = tiny_model(dtype=dtype), tiny_model(seed=3, dtype=dtype)
+    optimizer = adamw(model)
+    optimizer.masters[0].add_(1e-7)  # below bfloat16's resolution: only the masters know it
+    before, masters = weights(model), [master.clone() for master in optimizer.masters]
+    with suppress(KeyError), optimizer.lend([p.detach() for p in other.parameters()]):
+        assert same_weights(weights(model), weights(other))
+        raise KeyError
+    assert same_weights(before, weights(model))
+    assert all(torch.equal(one, two) for one, two in zip(masters, optimizer.masters, strict=True))
