@@ -21,7 +21,7 @@ from learner.samples import TrainingSample
 
 
 @dataclass(frozen=True, eq=False)
-class Taught:
+class OwnTaught:
     """All on the CPU. `mask` bool [N]: tokens of samples that have a hint and are asked for. Elsewhere `chosen` float32
     [N] and `logprobs` float32 [N, K] are NaN, since 0 would be a probability of 1, and `ids` int64 [N, K] are 0."""
 
@@ -40,7 +40,7 @@ def teach(
     asked: Sequence[bool] | None = None,
     at_ids_NK: Tensor | None = None,
     top_k: int | None = None,
-) -> Taught:
+) -> OwnTaught:
     """The teacher's log-probs of the sampled tokens and, where `at_ids_NK` int64 [N, K] is given, at those entries (the
     student's likeliest); where `top_k` is, at the teacher's own likeliest.
 
@@ -75,4 +75,4 @@ def teach(
             ids, logprobs = (at, scores.at_ids) if at is not None else (scores.top_ids, scores.top_logprobs)
             if ids_NK is not None and logprobs_NK is not None and ids is not None and logprobs is not None:
                 ids_NK[part], logprobs_NK[part] = ids.cpu(), logprobs.float().cpu()
-    return Taught(mask_N, chosen_N, ids_NK, logprobs_NK)
+    return OwnTaught(mask_N, chosen_N, ids_NK, logprobs_NK)
