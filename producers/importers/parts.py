@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 from producers.importers.base import Unreadable
 from producers.importers.json_scan import json_type
 
-_TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})
+TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})
+"""Types of a part that is nothing but text."""
 _LONGEST_NAME = 200
 """Characters of a name that are shown. A longer one is data, not a name."""
 
@@ -53,7 +54,7 @@ def _part(part: Any, what: str) -> str:
         raise Unreadable(f"a part of {what} is a JSON {json_type(part)}, not an object")
     kind = part.get("type")
     for name in ("text", "content", "refusal"):
-        if isinstance(part.get(name), str) and (kind in _TEXT_TYPES or kind is None or name == "text"):
+        if isinstance(part.get(name), str) and (kind in TEXT_TYPES or kind is None or name == "text"):
             return str(part[name])
     if kind in ("image_url", "input_image", "image"):
         return f"[image: {image_name(part.get('image_url') or part.get('url') or part.get('source'))}]"
