@@ -1,13 +1,12 @@
 """Every metric of a step: its name, its unit, and what a reader should conclude. No name is invented elsewhere.
 
 The same names stand in `training_steps.metrics`, in the view `step_metrics`, in Prometheus (with the prefix
-`hindstream_learner_` and the unit at the end), in TensorBoard and in W&B (both under their group). A metric that cannot
-be said of a step (no token carries it, NaN, infinity) is absent there, never 0.
+`hindstream_learner_` and the unit at the end), in TensorBoard and in W&B (both under their heading). A metric that
+cannot be said of a step (no token carries it, NaN, infinity) is absent there, never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,11 +16,11 @@ Unit = Literal["", "nats", "tokens", "samples", "versions", "seconds"]
 
 @dataclass(frozen=True)
 class Definition:
-    """One metric. `group`: the heading that it stands under where metrics are grouped."""
+    """One metric. `heading`: what it stands under where metrics are grouped."""
 
     name: str
     unit: Unit
-    group: str
+    heading: str
     help: str
 
 
@@ -100,8 +99,3 @@ _ALL: list[Definition] = [
 
 DEFINITIONS: dict[str, Definition] = {one.name: one for one in _ALL}
 """By name, in the order in which pages show them."""
-
-
-def undefined(names: Iterable[str]) -> list[str]:
-    """Those of `names` that have no definition, sorted."""
-    return sorted(set(names) - DEFINITIONS.keys())

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from learner.commit import StepRecord
+if TYPE_CHECKING:
+    from learner.commit import StepRecord  # it needs torch, which a watcher need not wait for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,3 +68,28 @@ class StepObserver(Protocol):
 
     def close(self) -> None:
         """No step follows: write out what is held back, let go of files and ports."""
+
+
+def line(step: StepSeen) -> str:
+    """A step in one line of a log; what cannot be said of it is left out."""
+    values = step.values()
+    outcome = f"no step ({step.skipped_reason})" if step.version is None else f"version {step.version}"
+    drops = ", ".join(f"{number} {reason}" for reason, number in sorted(step.drops.items()))
+    parts = [
+        f"micro-batch {step.seq}: {outcome}",
+        f"{step.samples_trained} trained",
+        f"{sum(step.drops.values())} dropped" + (f" ({drops})" if drops else ""),
+        f"{step.seconds:.1f} s",
+    ]
+    for name, pattern in _IN_A_LINE.items():
+        if name in values:
+            parts.append(pattern.format(values[name]))
+    return ", ".join(parts)
+
+
+_IN_A_LINE = {
+    "tokens_per_second": "{:.0f} tokens/s",
+    "reward_mean": "reward {:+.2f}",
+    "kl_k3": "kl {:.4f}",
+    "staleness_mean": "staleness {:.1f}",
+}

@@ -28,7 +28,7 @@ class TensorBoardFiles:
             self._writers[step.run] = writer
         for name, value in step.values().items():
             if name in DEFINITIONS:
-                writer.add_scalar(f"{DEFINITIONS[name].group}/{name}", value, step.seq)
+                writer.add_scalar(f"{DEFINITIONS[name].heading}/{name}", value, step.seq)
 
     def close(self) -> None:
         """Write everything out."""

@@ -40,7 +40,7 @@ class WandbRun:
                 resume="allow", reinit="create_new", config={"policy": step.policy},
             )  # fmt: skip
             self._runs[step.run] = run
-        points = {f"{DEFINITIONS[n].group}/{n}": value for n, value in step.values().items() if n in DEFINITIONS}
+        points = {f"{DEFINITIONS[n].heading}/{n}": value for n, value in step.values().items() if n in DEFINITIONS}
         run.log(points, step=step.seq)
 
     def close(self) -> None:
