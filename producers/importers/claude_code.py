@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from producers.importers.base import UNKNOWN_POLICY, RefusedRow, Row, Unreadable, session_id_of
+from producers.importers.answers import finish_reason_of, policy_of, when
+from producers.importers.base import RefusedRow, Row, Unreadable, session_id_of
+from producers.importers.claude_code_answers import message_of, response_of
 from producers.importers.claude_code_tree import Tree, Unit, has_results, message_id, queued_text
-from producers.importers.content import arguments_of, content_text, spoken, text_field
+from producers.importers.content import content_text, spoken
 from producers.importers.detect import Head, head_of
-from producers.importers.json_scan import Broken, Item, excerpt_of, json_type, read_text, scan_object
+from producers.importers.json_scan import Broken, Item, excerpt_of, read_text, scan_object
 from producers.importers.jsonl import BrokenLine, rows_of, split_rows, values_of
-from producers.importers.transcript import Place, Transcript, finish_reason_of
-from schemas.events import FinishReason, Response, ToolCall
+from producers.importers.transcript import Place, Transcript
+from schemas.events import FinishReason, Response
 
 NAME = "claude-code"
 SOURCE = "hindstream/import/claude-code"
@@ -66,7 +68,7 @@ def read(path: Path) -> Iterator[Row]:
     rows, refused = split_rows(path.name, _found(path))
     session_id = session_id_of(SOURCE, values_of(rows))
     transcript = Transcript(source=SOURCE, session_id=session_id, format_name=NAME, file=path.name)
-    refused += _Session(Tree(rows), transcript, path.name).take()
+    refused += _Session(rows, transcript, path.name).take()
     if not transcript.turns and not refused:
         refused = [RefusedRow(path.name, 1, "the file has no row of type assistant, so there is no turn", "")]
     yield from sorted(refused, key=lambda row: row.line)
@@ -97,18 +99,20 @@ def _is_ours(row: dict[str, Any]) -> bool:
 class _Session:
     """One session, read unit by unit."""
 
-    def __init__(self, tree: Tree, transcript: Transcript, file: str) -> None:
-        self.tree, self.transcript, self.file = tree, transcript, file
+    def __init__(self, rows: list[Item | Broken], transcript: Transcript, file: str) -> None:
+        self.tree, self.transcript, self.file = Tree(rows), transcript, file
+        self.value = self.tree.links.value
         self.refused: list[RefusedRow] = []
         self.places: dict[int | None, Place] = {None: Place()}
         self.answers: dict[str, list[tuple[Response, Place]]] = {}
-        self.broken = [row for row in tree.rows if isinstance(row, BrokenLine)]
+        self.rows = rows
+        self.broken = [row for row in rows if isinstance(row, BrokenLine)]
 
     def take(self) -> list[RefusedRow]:
         """Read everything; returns the rows refused."""
-        for index in self.tree.repeated:
+        for index in self.tree.links.repeated:
             self._refuse(index, "another row has its uuid, with other content")
-        for index in self.tree.circular:
+        for index in self.tree.links.circular:
             self._refuse(index, "its chain of `parentUuid` runs in a circle")
         for unit in self.tree.in_order():
             at = self.places[unit.parent]
@@ -124,21 +128,21 @@ class _Session:
         return self.refused
 
     def _answer(self, unit: Unit, at: Place) -> Place:
-        first = self.tree.value(unit.rows[0])
+        first = self.value(unit.rows[0])
         key = message_id(first)
         try:
             self._whole(key)
-            rows = [self.tree.value(index) for index in unit.rows]
-            response = _response(rows)
+            rows = [self.value(index) for index in unit.rows]
+            response = response_of(rows)
         except Unreadable as err:
             self._refuse(unit.rows[0], str(err))
             return self.transcript.lose(at)
         for known, place in self.answers.get(key or "", []):
-            if known == response and at is not place.above:
+            if known == response:
                 return self.transcript.repeat(at, place)
         last = rows[-1]
-        model = _message(first).get("model")
-        stop = next((s for row in rows[::-1] if (s := _message(row).get("stop_reason")) is not None), None)
+        model = message_of(first).get("model")
+        stop = next((s for row in rows[::-1] if (s := message_of(row).get("stop_reason")) is not None), None)
         finish = finish_reason_of(stop, response, _STOPS)
         if any(row.get("isApiErrorMessage") is True for row in rows):
             finish = "error"
@@ -148,10 +152,10 @@ class _Session:
             at,
             response,
             finish_reason=finish,
-            policy=model if isinstance(model, str) and model else UNKNOWN_POLICY,
+            policy=policy_of(model),
             line=self._line(unit.rows[0]),
             kind="side" if unit.side else "main",
-            ended_at=text_field(last, "timestamp"),
+            ended_at=when(last),
         )
         if key is not None:
             self.answers.setdefault(key, []).append((response, place))
@@ -164,10 +168,10 @@ class _Session:
                 raise Unreadable(f"the answer {key} has a row that cannot be read, at line {row.line}")
 
     def _spoken(self, index: int, unit: Unit, at: Place) -> Place:
-        row = self.tree.value(index)
+        row = self.value(index)
         try:
             queued = queued_text(row)
-            content = _message(row).get("content") if queued is None else queued
+            content = message_of(row).get("content") if queued is None else queued
             if isinstance(content, list) and has_results(row):
                 return self._results(index, content, unit, at)
             text = content_text(content, "`content`")
@@ -191,7 +195,7 @@ class _Session:
                     call_id if isinstance(call_id, str) else None,
                     content_text(block.get("content"), "the tool result's `content`"),
                     line=self._line(index),
-                    observed_at=text_field(self.tree.value(index), "timestamp"),
+                    observed_at=when(self.value(index)),
                 )
             except Unreadable as err:
                 self._refuse(index, str(err))
@@ -199,7 +203,7 @@ class _Session:
 
     def _text(self, index: int, parts: list[Any], unit: Unit, at: Place) -> Place:
         """What a person or a machine said in a row of type user."""
-        row = self.tree.value(index)
+        row = self.value(index)
         texts = [content_text([part], "`content`") for part in parts]
         interruption = next((text for text in texts if text.startswith(_INTERRUPTED)), None)
         if interruption is not None:
@@ -216,63 +220,17 @@ class _Session:
             said,
             line=self._line(index),
             message={"role": "user", "content": whole},
-            observed_at=text_field(row, "timestamp"),
+            observed_at=when(row),
         )
 
     def _line(self, index: int) -> int:
-        return self.tree.rows[index].line
+        return self.rows[index].line
 
     def _refuse(self, index: int, reason: str) -> None:
-        self.refused.append(RefusedRow(self.file, self._line(index), reason, excerpt_of(self.tree.value(index))))
-
-
-def _message(row: dict[str, Any]) -> dict[str, Any]:
-    message = row.get("message")
-    if not isinstance(message, dict):
-        raise Unreadable(f"`message` is a JSON {json_type(message)}, not an object")
-    return message
+        self.refused.append(RefusedRow(self.file, self._line(index), reason, excerpt_of(self.value(index))))
 
 
 def _by_machine(row: dict[str, Any]) -> bool:
     origin = row.get("origin")
     kind = origin.get("kind") if isinstance(origin, dict) else None
     return row.get("isMeta") is True or (isinstance(kind, str) and kind != "human")
-
-
-def _response(rows: list[dict[str, Any]]) -> Response:
-    """The answer that several rows make together, each block once however often it was written."""
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[ToolCall] = []
-    seen: list[Any] = []
-    for row in rows:
-        content = _message(row).get("content")
-        if not isinstance(content, (str, list)):
-            raise Unreadable(f"`content` is a JSON {json_type(content)}, not text or a list of blocks")
-        for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
-            if block in seen:
-                continue
-            seen.append(block)
-            kind = block.get("type") if isinstance(block, dict) else None
-            if kind == "text":
-                texts.append(content_text([block], "`content`"))
-            elif kind == "thinking":
-                thoughts.append(content_text(block.get("thinking"), "`thinking`"))
-            elif kind in ("tool_use", "server_tool_use"):
-                calls.append(_call(block))
-            elif kind != "redacted_thinking" and not str(kind).endswith("_tool_result"):
-                raise Unreadable(f"the answer has a block of type {kind!r}")
-    return Response(
-        content="\n".join(texts) if texts else None,
-        reasoning="\n".join(thoughts) if thoughts else None,
-        tool_calls=calls,
-    )
-
-
-def _call(block: dict[str, Any]) -> ToolCall:
-    name, call_id = text_field(block, "name"), block.get("id")
-    if name is None:
-        raise Unreadable("a tool call has no name")
-    if call_id is not None and not isinstance(call_id, str):
-        raise Unreadable(f"the id of tool call {name} is a JSON {json_type(call_id)}, not a string")
-    return ToolCall(id=call_id, name=name, arguments=arguments_of(block.get("input", {})))

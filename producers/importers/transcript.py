@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from producers.importers.answers import assistant_message
 from producers.importers.base import SessionDraft, Unreadable
 from schemas.envelope import Event
 from schemas.events import FinishReason, NextStateKind, Response, TurnKind
@@ -46,6 +47,16 @@ class Place:
             if place.replaced is not None:
                 found.extend(reversed(place.replaced))
                 break
+            place = place.above
+        return found[::-1]
+
+    def said_since(self, earlier: Place) -> list[Message]:
+        """What was said after `earlier` on the way here, oldest first, also if the context was replaced meanwhile."""
+        found: list[Message] = []
+        place: Place | None = self
+        while place is not None and place is not earlier:
+            if place.message is not None:
+                found.append(place.message)
             place = place.above
         return found[::-1]
 
@@ -114,16 +125,20 @@ class Transcript:
         ended_at: str | None = None,
         message: Message | None = None,
     ) -> Place:
-        """The policy answered: a turn. `message` is how later requests repeat it, where that is not the usual way."""
+        """The policy answered: a turn. `message` is how later requests repeat it, where that is not the usual way; an
+        answer with neither text nor a call is not repeated."""
         ids = frozenset(call.id for call in response.tool_calls if call.id)
         self._turns.append(
             _Turn(at, response, finish_reason, policy, line, kind, tools or [], sampling or {}, ended_at, call_ids=ids)
         )
-        said = assistant_message(response) if message is None else message
-        return Place(at, said, len(self._turns) - 1, answered=True)
+        if message is None and (response.content or response.tool_calls):
+            message = assistant_message(response)
+        return Place(at, message, len(self._turns) - 1, answered=True)
 
     def repeat(self, at: Place, answer: Place) -> Place:
         """The answer that stands at place `answer` stands here once more: the same turn on another branch."""
+        if at.answered and at.turn == answer.turn:
+            return at
         return Place(at, answer.message, answer.turn, answered=True)
 
     def result(
@@ -231,24 +246,3 @@ class Transcript:
                 return turn
             turn = self._turns[turn].asked.turn
         return None
-
-
-def assistant_message(response: Response) -> Message:
-    """The answer as an OpenAI message of a later request, without its reasoning: no log says whether that was sent."""
-    message: Message = {"role": "assistant", "content": response.content}
-    if response.tool_calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in response.tool_calls
-        ]
-    return message
-
-
-def finish_reason_of(stop: Any, response: Response, known: dict[str, FinishReason]) -> FinishReason:
-    """How the answer ended: what the log calls `stop` as `known` translates it, else as far as the text shows."""
-    said = known.get(stop) if isinstance(stop, str) else None
-    if said in ("length", "aborted", "error"):
-        return said
-    if response.tool_calls:
-        return "tool_calls"
-    return "stop" if said == "stop" or (response.content or "").strip() else "aborted"
