@@ -18,6 +18,7 @@ _ROOMS = {
     "Learning": (
         "micro_batches",
         "training_steps",
+        "metric_definitions",
         "weight_versions",
         "weight_loads",
         "weight_pins",
@@ -33,8 +34,8 @@ def render() -> str:
         "# The tables",
         "Facts are never changed by anything derived; every derived row names its run. NULL is never zero: what "
         "failed or abstained is a status. The same words are comments in the database (`\\d+ turns` in psql). The "
-        "views `ledger`, `drops`, `conversations`, `turn_signals` and `lineage` answer the usual questions; ask "
-        'with `hindstream sql "SELECT * FROM ledger"`.',
+        "views `ledger`, `drops`, `conversations`, `turn_signals`, `lineage` and `step_metrics` answer the usual "
+        'questions; ask with `hindstream sql "SELECT * FROM ledger"`.',
         "This page is made from `schemas/tables/` by `python -m schemas.table_docs`; a test keeps it current.",
     ]
     for room, names in _ROOMS.items():

@@ -4,6 +4,7 @@ from schemas.tables.base import metadata
 from schemas.tables.delivery import dead_letters, outbox
 from schemas.tables.facts import events, feedback, next_states, sessions, turn_completions, turns
 from schemas.tables.learning import (
+    metric_definitions,
     micro_batches,
     training_steps,
     weight_loads,
@@ -22,6 +23,7 @@ __all__ = [
     "feedback",
     "hints",
     "metadata",
+    "metric_definitions",
     "micro_batches",
     "model_answers",
     "next_states",

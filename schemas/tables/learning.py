@@ -87,6 +87,16 @@ training_steps = Table(
     comment="One row for each consumed micro-batch, committed with its weight version in one transaction.",
 )
 
+metric_definitions = Table(
+    "metric_definitions",
+    metadata,
+    Column("name", Text, primary_key=True, comment="Name, as in training_steps.metrics."),
+    Column("unit", Text, nullable=False, comment="nats, tokens, samples, versions, seconds; empty: a pure number."),
+    Column("heading", Text, nullable=False, comment="What it is shown under: loss, kl, staleness, ..."),
+    Column("help", Text, nullable=False, comment="What it says, and what to conclude."),
+    comment="What the metrics of steps mean, as the newest learner that started knows them.",
+)
+
 weight_loads = Table(
     "weight_loads",
     metadata,
