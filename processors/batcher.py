@@ -1,4 +1,8 @@
-"""The batcher: a run's oldest ready samples become one micro-batch, numbered without a gap."""
+"""The batcher: a run's oldest ready samples become one micro-batch, numbered without a gap.
+
+Oldest is, in a live run, what became ready first; in a replay, what stands first on its log. A replay shows how old its
+samples are and drops none for it: they are all from before.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from processors.health import Health
 from processors.inserting import insert_new
 from processors.linking import recipes_of
 from processors.patience import Pause
+from processors.replay.batching import decided_before
 from processors.transactions import Transactions
 from schemas import tables
 from schemas.database import in_words, is_transient
@@ -44,7 +49,8 @@ WHERE s.run = %(run)s AND s.state = 'ready' AND old.turn_id = s.turn_id
 OLDEST = """
 SELECT sample_id, content_digest FROM samples
 WHERE run = %(run)s AND state = 'ready'
-ORDER BY ready_at, sample_id
+  AND (%(before)s::bigint IS NULL OR replay_order < %(before)s)
+ORDER BY replay_order, ready_at, sample_id
 LIMIT %(size)s
 FOR UPDATE
 """
@@ -70,7 +76,7 @@ class BatcherConfig:
 
 def next_micro_batch(connection: Connection, run: str, *, max_in_flight: int) -> MicroBatchPublished | None:
     """Make the run's next micro-batch, in the caller's transaction: its row, its samples in order, and the outbox
-    row that announces it.
+    row that announces it. The same ready samples of a replay always make the same micro-batches.
 
     None where there are too few ready samples, where `max_in_flight` micro-batches wait for the learner, or where
     another batcher is at it. Ready samples beyond the recipe's staleness bound, measured from the policy's newest
@@ -82,12 +88,16 @@ def next_micro_batch(connection: Connection, run: str, *, max_in_flight: int) ->
         return None
     recipe = recipes_of(connection, [run])[run]
     row = connection.exec_driver_sql(
-        "SELECT policy, recipe_digest, coalesce((SELECT max(seq) FROM micro_batches WHERE run = %(run)s), 0) + 1 "
+        "SELECT kind, policy, recipe_digest, coalesce((SELECT max(seq) FROM micro_batches WHERE run = %(run)s), 0) + 1 "
         "AS seq FROM runs WHERE run = %(run)s",
         {"run": run},
     ).one()
-    _drop_stale(connection, run, row.policy, recipe.batch.max_staleness)
-    chosen = connection.exec_driver_sql(OLDEST, {"run": run, "size": recipe.batch.size}).all()
+    if row.kind == "live":
+        _drop_stale(connection, run, row.policy, recipe.batch.max_staleness)
+        before = None
+    else:
+        before = decided_before(connection, run)
+    chosen = connection.exec_driver_sql(OLDEST, {"run": run, "size": recipe.batch.size, "before": before}).all()
     if len(chosen) < recipe.batch.size:
         return None
     digest = batch_digest(sample.content_digest for sample in chosen)
@@ -105,11 +115,11 @@ def next_micro_batch(connection: Connection, run: str, *, max_in_flight: int) ->
 
 
 def runs_with_ready_samples(connection: Connection) -> Sequence[str]:
-    """Runs that may have a micro-batch to make. Ended ones too: what they took in is still trained."""
+    """Live runs that may have a micro-batch to make. Ended ones too: what they took in is still trained."""
     return (
         connection.exec_driver_sql(
-            "SELECT run FROM runs r WHERE EXISTS (SELECT 1 FROM samples s WHERE s.run = r.run AND s.state = 'ready') "
-            "ORDER BY run"
+            "SELECT run FROM runs r WHERE kind = 'live' "
+            "AND EXISTS (SELECT 1 FROM samples s WHERE s.run = r.run AND s.state = 'ready') ORDER BY run"
         )
         .scalars()
         .all()

@@ -32,7 +32,7 @@ milliseconds."""
 SILENT = """
 WITH waiting AS (
     SELECT DISTINCT t.session_id FROM runs r
-    JOIN samples s ON s.run = r.run AND (
+    JOIN samples s ON s.run = r.run AND r.kind = 'live' AND (
         s.state = 'pending'
         OR (s.state = 'dropped' AND s.drop_reason <> 'no_next_state'
             AND s.created_at > now() - %(look_back)s * make_interval(secs => %(ttl)s)))

@@ -54,7 +54,7 @@ first by (ordinal, id) among several. A side turn completes nothing: it is no an
 """
 
 UNLINKED = """
-SELECT s.sample_id, s.run, s.turn_id, s.state, s.drop_reason,
+SELECT s.sample_id, s.run, s.turn_id, s.state, s.drop_reason, s.replay_order,
        EXISTS (SELECT 1 FROM next_states n WHERE n.turn_id = s.turn_id) AS answered
 FROM turns t
 JOIN turn_completions c ON c.turn_id = t.turn_id
@@ -64,7 +64,19 @@ ORDER BY s.sample_id
 FOR UPDATE OF s
 """
 
+UNFINISHED = """
+SELECT s.sample_id, s.run, s.turn_id, s.state, s.drop_reason, s.replay_order,
+       EXISTS (SELECT 1 FROM next_states n WHERE n.turn_id = s.turn_id) AS answered
+FROM samples s
+WHERE s.run = %(run)s AND NOT s.linked
+ORDER BY s.sample_id
+FOR UPDATE
+"""
+
 NOT_SCORED = "the turn is not trained, so no teacher scores it"
+
+_LIVE, _REPLAYED = 0, 1
+"""Priority of evaluations: somebody waits for what a live run learns."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,22 @@ def link(connection: Connection, session_ids: Iterable[str]) -> Linked:
     _drop_unanswered(connection, unanswered)
     _reopen(connection, late)
     opened = _open_evaluations(connection, answered)
+    return Linked(opened, len(unanswered), len(late))
+
+
+def link_unfinished(connection: Connection, run: str) -> Linked:
+    """What `link` does for complete turns, for every turn of a replay that is not complete although its log was read to
+    the end: its range ends there, as a session would. Nothing reopens them later."""
+    found = connection.exec_driver_sql(UNFINISHED, {"run": run}).all()
+    answered = [row for row in found if row.answered]
+    unanswered = [row.sample_id for row in found if not row.answered and row.state == "pending"]
+    late = [row.sample_id for row in answered if row.drop_reason == "no_next_state"]
+    _drop_unanswered(connection, unanswered)
+    _reopen(connection, late)
+    opened = _open_evaluations(connection, answered)
+    connection.exec_driver_sql(
+        "UPDATE samples SET linked = true, updated_at = now() WHERE run = %(run)s AND NOT linked", {"run": run}
+    )
     return Linked(opened, len(unanswered), len(late))
 
 
@@ -172,6 +200,7 @@ def _evaluation(sample: Any, signal: str, state: str) -> dict[str, Any]:
         "turn_id": sample.turn_id,
         "signal": signal,
         "state": state,
+        "priority": _LIVE if sample.replay_order is None else _REPLAYED,
         "reason": NOT_SCORED if state == "done" else None,
     }
 

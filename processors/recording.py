@@ -17,6 +17,7 @@ from processors.trainable import Drop, untrainable
 from schemas.claim_check import BlobStore
 from schemas.envelope import Event, decode
 from schemas.events import FeedbackGiven, NextStateObserved, TurnRecorded
+from schemas.topics import AGENT_EVENTS
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,13 @@ def record(
     *,
     blobs: BlobStore | None = None,
     gate: FloodGate | None = None,
+    log: str = AGENT_EVENTS,
 ) -> Outcome:
     """Record `deliveries` and link their sessions, in the caller's transaction.
 
     A repeat changes nothing, in the same batch or another. An id that comes again with other content leaves the first
-    as it is and becomes a dead letter, as does what cannot be read, or what Postgres refuses: the others go in.
+    as it is and becomes a dead letter, as does what cannot be read, or what Postgres refuses: the others go in. Live
+    runs see only what the `log` agent-events brings.
 
     Raises:
         TooManyDeadLetters: `gate` counts too many unreadable ones in a row; the transaction must be rolled back.
@@ -56,7 +59,7 @@ def record(
     """
     items, letters = _read(deliveries, blobs)
     lock_sessions(connection, (item.event.data.session_id for item in items))
-    batch = store(connection, items)
+    batch = store(connection, items, log=log)
     letters += batch.refused
     if gate is not None:
         gate.seed(connection, deliveries)

@@ -23,7 +23,8 @@ def ensure_run(
 
     The lock on `turns` waits for every transaction that is inserting turns and holds off the next ones until the
     run is committed; and turns read the active runs after they are inserted. So the turns with `created_at` from the
-    run's on are exactly those that got a sample in it, which is what the view `ledger` counts by.
+    run's on are exactly those that got a sample in it, which is what the view `ledger` counts by. A replay
+    takes its turns itself, so it needs no lock.
 
     Raises:
         RunMismatch: it exists with another recipe, policy or kind, or has ended.
@@ -32,7 +33,8 @@ def ensure_run(
     recipe.check()
     if _matches(connection, run, kind, policy, recipe):
         return False
-    connection.exec_driver_sql("LOCK TABLE turns IN SHARE MODE")
+    if kind == "live":
+        connection.exec_driver_sql("LOCK TABLE turns IN SHARE MODE")
     inserted = insert_new(
         connection,
         tables.runs,

@@ -18,6 +18,7 @@ from schemas.database import in_words, is_refused
 from schemas.digests import sample_id
 from schemas.envelope import Event
 from schemas.events import FeedbackGiven, NextStateObserved, TurnRecorded
+from schemas.topics import AGENT_EVENTS
 
 _FACTS: dict[type, tuple[Table, str]] = {
     TurnRecorded: (tables.turns, "turn_id"),
@@ -48,15 +49,15 @@ class Batch:
     refused: list[DeadLetter] = field(default_factory=list)
 
 
-def store(connection: Connection, items: list[Item]) -> Batch:
-    """Insert events, sessions, facts and samples of `items`.
+def store(connection: Connection, items: list[Item], *, log: str = AGENT_EVENTS) -> Batch:
+    """Insert events, sessions, facts and samples of `items`, which `log` brought.
 
     What Postgres refuses (a number out of range, a key too long for its index) fails the whole statement, so then
     each item goes alone and the guilty ones become dead letters.
     """
     try:
         with connection.begin_nested():
-            return _together(connection, items)
+            return _together(connection, items, log)
     except DBAPIError as err:
         if not is_refused(err):
             raise
@@ -64,7 +65,7 @@ def store(connection: Connection, items: list[Item]) -> Batch:
     for item in items:
         try:
             with connection.begin_nested():
-                one = _together(connection, [item])
+                one = _together(connection, [item], log)
         except DBAPIError as err:
             if not is_refused(err):
                 raise
@@ -76,13 +77,14 @@ def store(connection: Connection, items: list[Item]) -> Batch:
     return whole
 
 
-def _together(connection: Connection, items: list[Item]) -> Batch:
+def _together(connection: Connection, items: list[Item], log: str) -> Batch:
     batch = Batch(items)
     _insert_events(connection, batch)
     insert_sessions(connection, [item.event.data for item in batch.new])
     for kind in _FACTS:
-        _insert_facts(connection, batch, kind)
-    _open_samples(connection, [item for item in batch.new if isinstance(item.event.data, TurnRecorded)])
+        _insert_facts(connection, batch, kind, log)
+    if log == AGENT_EVENTS:  # live runs follow the topic; what a replay reads from files is its own affair
+        _open_samples(connection, [item for item in batch.new if isinstance(item.event.data, TurnRecorded)])
     return batch
 
 
@@ -134,12 +136,14 @@ def _known_digests(connection: Connection, items: list[Item]) -> dict[tuple[str,
     return {(source, event_id): digest for source, event_id, digest in found}
 
 
-def _insert_facts(connection: Connection, batch: Batch, kind: type) -> None:
+def _insert_facts(connection: Connection, batch: Batch, kind: type, log: str) -> None:
     """Insert the facts of one kind. A fact whose own id another event has taken is a repeat where it says the same,
     else a conflict; its event stays recorded, so that it is told once."""
     table, key = _FACTS[kind]
     candidates = [item for item in batch.new if isinstance(item.event.data, kind)]
     rows = [item.row for item in candidates if item.row is not None]
+    if kind is TurnRecorded:
+        rows = [{**row, "log": log} for row in rows]
     fresh = {row[0] for row in insert_new(connection, table, rows, returning=(key,))}
     taken: list[Item] = []
     for item in candidates:
@@ -178,14 +182,16 @@ def _says_the_same(row: Row, stored: Any) -> bool:
 
 
 def _open_samples(connection: Connection, turns: list[Item]) -> None:
-    """A sample for each new turn in each active run, dropped at once where the turn can never be trained.
+    """A sample for each new turn in each active live run, dropped at once where the turn can never be trained.
 
     The runs are read after the turns are inserted, in a statement of its own: `processors.runs.ensure_run` takes a
     lock on `turns`, so a run that starts meanwhile is either seen here or starts after these turns.
     """
     if not turns:
         return
-    runs = connection.exec_driver_sql("SELECT run, policy FROM runs WHERE ended_at IS NULL ORDER BY run").all()
+    runs = connection.exec_driver_sql(
+        "SELECT run, policy FROM runs WHERE ended_at IS NULL AND kind = 'live' ORDER BY run"
+    ).all()
     rows = [_sample(row.run, row.policy, item) for row in runs for item in turns]
     insert_new(connection, tables.samples, rows)
 

@@ -98,10 +98,14 @@ CREATE INDEX ix_evaluations_claimable ON evaluations (signal, priority, availabl
 ALTER TABLE model_answers ADD COLUMN question_digest text;
 COMMENT ON COLUMN model_answers.question_digest IS
     'The same without the weight version that answered: what a replay asks.';
+ALTER TABLE teacher_scores ADD COLUMN question_digest text;
+COMMENT ON COLUMN teacher_scores.question_digest IS
+    'SHA-256 of teacher, turn, hint and top_k: what a replay asks.';
 CREATE INDEX ix_model_answers_question_digest ON model_answers (question_digest);
 """
 
 BACK = """
+ALTER TABLE teacher_scores DROP COLUMN question_digest;
 DROP INDEX ix_model_answers_question_digest;
 ALTER TABLE model_answers DROP COLUMN question_digest;
 DROP INDEX ix_evaluations_claimable;

@@ -3,6 +3,9 @@
 The digest covers everything that shapes an answer: purpose, model, the served weight version where the server says
 one, the prompt's digest, the rendered input, sampling and the vote's number. An answer is kept as soon as it is
 there, in a transaction of its own: a worker that dies before it has finished the evaluation loses nothing.
+
+A replay asks what was answered when the log was made, so it looks for the question, whichever version answered; the
+first recorded answer counts, for it is the one that cannot change any more.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ def answer_digest(
     sampling: dict[str, Any],
     vote: int | None,
 ) -> str:
-    """Key of an answer in `model_answers`."""
+    """Key of an answer in `model_answers`; with `version` None the key of the question."""
     clean, _ = sanitise([purpose, model, version, prompt_digest, rendered, sampling, vote])
     return digest_of(clean)
 
@@ -42,11 +45,21 @@ def known_answers(connection: Connection, digests: Iterable[str]) -> dict[str, d
     return {row.answer_digest: row.answer for row in found}
 
 
+def recorded_answer(connection: Connection, question: str) -> tuple[dict[str, Any], str] | None:
+    """The first answer that was recorded to a question, with its digest."""
+    found = connection.exec_driver_sql(
+        "SELECT answer, answer_digest FROM model_answers WHERE question_digest = %(question)s "
+        "ORDER BY created_at, answer_digest LIMIT 1",
+        {"question": question},
+    ).one_or_none()
+    return None if found is None else (found.answer, found.answer_digest)
+
+
 def keep_answer(
-    connection: Connection, digest: str, *, purpose: str, model: str, answer: dict[str, Any]
+    connection: Connection, digest: str, *, question: str, purpose: str, model: str, answer: dict[str, Any]
 ) -> dict[str, Any]:
     """Keep `answer` unless there is one already, and return the one that is kept: the first stays."""
     clean, _ = sanitise(answer)
-    row = {"answer_digest": digest, "purpose": purpose, "model": model, "answer": clean}
+    row = {"answer_digest": digest, "question_digest": question, "purpose": purpose, "model": model, "answer": clean}
     insert_new(connection, tables.model_answers, [row])
     return known_answers(connection, [digest])[digest]

@@ -148,6 +148,7 @@ def _score_row(outcome: Outcome) -> dict[str, Any]:
         "topk_logprobs": result.topk_logprobs,
         "mean_gain": result.mean_gain,
         "answer_digest": result.answer_digest,
+        "question_digest": result.question_digest,
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from processors.evaluators.queue import Signal
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
@@ -33,6 +35,10 @@ class EvaluatorsConfig:
     judge: ServerConfig | None
     teacher: ServerConfig | None
     policy: ServerConfig | None
+    runs: tuple[str, ...] | None = None
+    """Only evaluations of these runs; None: of all."""
+    signals: tuple[Signal, ...] = ("reward", "hint", "teacher")
+    """Only these."""
     concurrency: int
     """Evaluations that wait for a model server at once."""
     lease_s: float

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from processors.evaluators.answers import answer_digest, keep_answer, known_answers
+from processors.evaluators.answers import answer_digest, keep_answer, known_answers, recorded_answer
 from processors.evaluators.prompts import LABELS, Prompt, Purpose
 from processors.evaluators.server import ModelServer, PermanentFault, ServerFault, TransientFault
 from processors.evaluators.votes import Vote
@@ -39,11 +39,13 @@ class Answer:
 
 
 class Panel:
-    """Asks one model server several times, each time with its own seed, and keeps what it answers."""
+    """Asks one model server several times, each time with its own seed, and keeps what it answers. `replayed`: what was
+    recorded counts first, whichever weight version answered."""
 
-    def __init__(self, server: ModelServer, transactions: Transactions) -> None:
+    def __init__(self, server: ModelServer, transactions: Transactions, *, replayed: bool = False) -> None:
         self.server = server
         self._transactions = transactions
+        self._replayed = replayed
 
     async def ask(
         self,
@@ -81,15 +83,21 @@ class Panel:
         sampling: dict[str, Any],
         constraint: dict[str, Any] | None,
     ) -> Answer:
-        digest = answer_digest(
-            purpose=purpose,
-            model=self.server.model,
-            version=await self.server.version(),
-            prompt_digest=prompt_digest,
-            rendered=[messages, constraint],
-            sampling=sampling,
-            vote=sampling["seed"],
-        )
+        def digest_at(version: str | None) -> str:
+            return answer_digest(
+                purpose=purpose,
+                model=self.server.model,
+                version=version,
+                prompt_digest=prompt_digest,
+                rendered=[messages, constraint],
+                sampling=sampling,
+                vote=sampling["seed"],
+            )
+
+        question = digest_at(None)
+        if self._replayed and (found := await self._transactions.run(recorded_answer, question)) is not None:
+            return _read(*found)
+        digest = digest_at(await self.server.version())
         kept = (await self._transactions.run(known_answers, [digest])).get(digest)
         if kept is None:
             body = {"model": self.server.model, "messages": messages, **sampling}
@@ -97,9 +105,13 @@ class Panel:
                 body["structured_outputs"] = constraint
             answer = _content(await self.server.post("/v1/chat/completions", body))
             kept = await self._transactions.run(
-                keep_answer, digest, purpose=purpose, model=self.server.model, answer=answer
+                keep_answer, digest, question=question, purpose=purpose, model=self.server.model, answer=answer
             )
-        return Answer(text=kept["content"] or "", cut=kept["finish_reason"] == "length", digest=digest)
+        return _read(kept, digest)
+
+
+def _read(kept: dict[str, Any], digest: str) -> Answer:
+    return Answer(text=kept["content"] or "", cut=kept["finish_reason"] == "length", digest=digest)
 
 
 def verdict_vote(answer: Answer, annotator: str, prompt_digest: str) -> Vote:

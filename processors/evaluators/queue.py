@@ -18,22 +18,24 @@ Signal = Literal["reward", "hint", "teacher"]
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One evaluation that `worker` holds; `attempt` counts how often it was claimed, from 1."""
+    """One evaluation that `worker` holds; `attempt` counts how often it was claimed, from 1. `replayed`: its run is a
+    replay, which takes recorded answers."""
 
     run: str
     turn_id: str
     signal: Signal
     worker: str
     attempt: int
+    replayed: bool = False
 
 
 CLAIM = """
 WITH due AS (
     SELECT run, turn_id, signal FROM evaluations
-    WHERE signal = %(signal)s AND state IN ('open', 'claimed')
+    WHERE signal = %(signal)s AND (%(runs)s::text[] IS NULL OR run = ANY(%(runs)s)) AND state IN ('open', 'claimed')
       AND ((state = 'open' AND (available_at IS NULL OR available_at <= now()))
            OR (state = 'claimed' AND lease_until < now()))
-    ORDER BY available_at, created_at, turn_id
+    ORDER BY priority, available_at, created_at, turn_id
     LIMIT %(n)s
     FOR UPDATE SKIP LOCKED
 )
@@ -41,9 +43,10 @@ UPDATE evaluations e
 SET state = 'claimed', attempts = e.attempts + 1, worker = %(worker)s, available_at = NULL,
     lease_until = now() + make_interval(secs => %(lease_s)s)
 FROM due WHERE (e.run, e.turn_id, e.signal) = (due.run, due.turn_id, due.signal)
-RETURNING e.run, e.turn_id, e.attempts
+RETURNING e.run, e.turn_id, e.attempts, e.priority
 """
-"""Oldest first. Claimed by state and never by position: a row that is committed late is found like any other."""
+"""Live before replayed, then oldest first. Claimed by state and never by position: a row that is committed late is
+found like any other."""
 
 _HELD = """
 FROM unnest(%(runs)s::text[], %(turns)s::text[], %(signals)s::text[], %(workers)s::text[], %(attempts)s::int[])
@@ -54,11 +57,24 @@ RETURNING e.run, e.turn_id, e.signal, mine.worker, mine.attempt
 """
 
 
-def claim(connection: Connection, *, signal: Signal, worker: str, n: int, lease_s: float) -> list[Claim]:
-    """Claim up to `n` evaluations of `signal` that are open and due, or whose lease has ended."""
-    found = connection.exec_driver_sql(CLAIM, {"signal": signal, "worker": worker, "n": n, "lease_s": lease_s})
+def claim(
+    connection: Connection, *, signal: Signal, worker: str, n: int, lease_s: float, runs: Sequence[str] | None = None
+) -> list[Claim]:
+    """Claim up to `n` evaluations of `signal` that are open and due, or whose lease has ended; of these `runs` only."""
+    found = connection.exec_driver_sql(
+        CLAIM,
+        {"signal": signal, "worker": worker, "n": n, "lease_s": lease_s, "runs": None if runs is None else list(runs)},
+    )
     return [
-        Claim(run=row.run, turn_id=row.turn_id, signal=signal, worker=worker, attempt=row.attempts) for row in found
+        Claim(
+            run=row.run,
+            turn_id=row.turn_id,
+            signal=signal,
+            worker=worker,
+            attempt=row.attempts,
+            replayed=row.priority > 0,
+        )
+        for row in found
     ]
 
 

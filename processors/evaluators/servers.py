@@ -28,7 +28,9 @@ class Servers:
     def __init__(self, config: EvaluatorsConfig, transactions: Transactions, http: aiohttp.ClientSession) -> None:
         self._transactions = transactions
         self._characters = config.judge_characters
-        self._panel = Panel(ModelServer(config.judge, http), transactions) if config.judge else None
+        judge = ModelServer(config.judge, http) if config.judge else None
+        self._panel = Panel(judge, transactions) if judge else None
+        self._replay_panel = Panel(judge, transactions, replayed=True) if judge else None
         self._teacher = ModelServer(config.teacher, http) if config.teacher else None
         self._policy = ModelServer(config.policy, http) if config.policy else None
         self.teacher_ready = False
@@ -75,14 +77,17 @@ class Servers:
         """
         turn = await self._transactions.run(load_turn, claim.turn_id)
         if claim.signal != "teacher":
-            assert self._panel is not None
-            return await by_model(claim, answered, recipe, turn, self._panel, characters=self._characters)
+            panel = self._replay_panel if claim.replayed else self._panel
+            assert panel is not None
+            return await by_model(claim, answered, recipe, turn, panel, characters=self._characters)
         assert self._teacher is not None
         hint = await self._transactions.run(load_hint, claim.run, claim.turn_id)
         if hint is None or recipe.teacher is None:
             return failed(claim, answered.session_id, "no_hint: the run has no accepted hint for the turn"), None
         try:
-            scores = await score_under_hint(self._teacher, self._transactions, turn, hint, top_k=recipe.teacher.top_k)
+            scores = await score_under_hint(
+                self._teacher, self._transactions, turn, hint, top_k=recipe.teacher.top_k, replayed=claim.replayed
+            )
         except TeacherFailed as fault:
             return failed(claim, answered.session_id, str(fault)), None
         return Outcome(claim=claim, session_id=answered.session_id, result=scores), None

@@ -104,7 +104,7 @@ class EvaluatorService:
                 self._changed.clear()
                 try:
                     if not checked:
-                        self._servers.require(await self._transactions.run(_recipes_of_active_runs))
+                        self._servers.require(await self._transactions.run(_recipes_of_active_runs, self.config.runs))
                         checked = True
                     found = await self._round()
                     pause.succeeded()
@@ -126,11 +126,12 @@ class EvaluatorService:
         """Claim what there is room for; returns how much was found. The teacher comes first, since a turn whose hint
         is accepted lacks nothing else."""
         found = 0
-        if self._servers.teacher_ready and (room := self._room()):
+        wanted = self.config.signals
+        if "teacher" in wanted and self._servers.teacher_ready and (room := self._room()):
             found += await self._start("teacher", room)
         self._turn_of = self._turn_of[1], self._turn_of[0]  # or many slow hints would keep all rewards waiting
         for signal in self._turn_of:
-            if room := self._room():
+            if signal in wanted and (room := self._room()):
                 found += await self._start(signal, max(room, self._batch[signal]))
         return found
 
@@ -159,7 +160,7 @@ class EvaluatorService:
 
     def _claim(self, connection: Connection, signal: Signal, n: int) -> Work:
         worker, lease_s = self.config.worker, self.config.lease_s
-        claims = queue.claim(connection, signal=signal, worker=worker, n=n, lease_s=lease_s)
+        claims = queue.claim(connection, signal=signal, worker=worker, n=n, lease_s=lease_s, runs=self.config.runs)
         if not claims:
             return Work([], {}, {})
         answered = load_answered(connection, (claim.turn_id for claim in claims))
@@ -234,6 +235,8 @@ class EvaluatorService:
             log.warning("claims are left to their lease: %s", in_words(err))
 
 
-def _recipes_of_active_runs(connection: Connection) -> dict[str, Recipe]:
+def _recipes_of_active_runs(connection: Connection, only: tuple[str, ...] | None) -> dict[str, Recipe]:
+    if only is not None:
+        return recipes_of(connection, only)
     active = connection.exec_driver_sql("SELECT run FROM runs WHERE ended_at IS NULL").scalars().all()
     return recipes_of(connection, active)

@@ -9,16 +9,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from sqlalchemy import Connection
 
 from processors.evaluators.answers import answer_digest, keep_answer, known_answers
 from processors.evaluators.inputs import Turn
 from processors.evaluators.server import ModelServer, PermanentFault
 from processors.transactions import Transactions
 from schemas.arrays import pack_floats, pack_ids, unpack_floats, unpack_ids
-from schemas.digests import sha256_hex
+from schemas.digests import digest_of, sha256_hex
+from schemas.text import sanitise
 
 _SHAPES_THE_PROMPT = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort")
 """Request fields that change how a chat becomes tokens."""
+
+
+_RECORDED = """
+SELECT teacher, teacher_version AS version, hinted_prompt_ids, logprobs, top_k, topk_ids, topk_logprobs, mean_gain,
+       answer_digest, question_digest
+FROM teacher_scores WHERE turn_id = %(turn)s AND question_digest = %(question)s
+ORDER BY created_at, run LIMIT 1
+"""
 
 
 class TeacherFailed(RuntimeError):
@@ -42,15 +52,17 @@ class TeacherScores:
     topk_logprobs: bytes
     mean_gain: float
     answer_digest: str
+    question_digest: str
 
 
 async def score_under_hint(
-    server: ModelServer, transactions: Transactions, turn: Turn, hint: str, *, top_k: int
+    server: ModelServer, transactions: Transactions, turn: Turn, hint: str, *, top_k: int, replayed: bool = False
 ) -> TeacherScores:
     """Score `turn`'s response under `hint`.
 
     The server renders the turn's messages with and without the hint; the hint's tokens go into the prompt ids that
-    the turn really saw (`hinted_prompt`), and the original response ids follow.
+    the turn really saw (`hinted_prompt`), and the original response ids follow. `replayed`: the first scores that any
+    run recorded for the same turn, hint, teacher and `top_k` count, whichever weight version gave them.
 
     Raises:
         TeacherFailed: the turn or the server's answer does not allow it.
@@ -58,6 +70,9 @@ async def score_under_hint(
     """
     if turn.token_source != "engine" or not turn.prompt_ids or not turn.response_ids:
         raise TeacherFailed(f"no_engine_tokens: the turn's token source is {turn.token_source}")
+    question = digest_of(["teacher", server.model, turn.turn_id, sanitise(hint)[0], top_k])
+    if replayed and (found := await transactions.run(_recorded_scores, turn.turn_id, question)) is not None:
+        return found
     try:
         plain, hinted = await asyncio.gather(
             _render(server, turn, turn.messages), _render(server, turn, with_hint(turn.messages, hint))
@@ -78,7 +93,13 @@ async def score_under_hint(
         topk_logprobs=base64.b64decode(answer["topk_logprobs"]),
         mean_gain=float(gain.mean()),
         answer_digest=digest,
+        question_digest=question,
     )
+
+
+def _recorded_scores(connection: Connection, turn_id: str, question: str) -> TeacherScores | None:
+    row = connection.exec_driver_sql(_RECORDED, {"turn": turn_id, "question": question}).mappings().one_or_none()
+    return None if row is None else TeacherScores(**row)
 
 
 def with_hint(messages: list[dict[str, Any]], hint: str) -> list[dict[str, Any]]:
@@ -196,7 +217,9 @@ async def _scores(
     }
     if version is not None:  # the version that answered, should the weights have changed since we asked which it is
         digest = digest_at(version)
-    keep = transactions.run(keep_answer, digest, purpose="teacher", model=server.model, answer=answer)
+    keep = transactions.run(
+        keep_answer, digest, question=digest_at(None), purpose="teacher", model=server.model, answer=answer
+    )
     return await keep, digest
 
 

@@ -106,6 +106,7 @@ teacher_scores = Table(
         comment="Mean of teacher minus behaviour log-prob over the response, nats a token.",
     ),
     Column("answer_digest", Text, comment="Key of the answer in model_answers."),
+    Column("question_digest", Text, comment="SHA-256 of teacher, turn, hint and top_k: what a replay asks."),
     created_at(),
     PrimaryKeyConstraint("run", "turn_id"),
     Index("ix_teacher_scores_turn_id", "turn_id"),

@@ -183,7 +183,7 @@ async def test_answers_are_kept_by_what_shaped_them(migrated_database_url: str) 
     """Another run asks the same of the same turn and pays nothing; new weights of the judge are another judge."""
     recording = Recording(migrated_database_url, asking())
     with recording.engine.begin() as connection:
-        ensure_run(connection, run="again", kind="replay", policy="policy", recipe=asking())
+        ensure_run(connection, run="again", kind="live", policy="policy", recipe=asking())
     recording.record(*answered("t"))
     fake = FakeServer(lambda _: "good", version="3")
     async with fake.running():

@@ -39,6 +39,7 @@ SCORES = TeacherScores(
     topk_logprobs=pack_floats([-1.0] * 12),
     mean_gain=-0.2,
     answer_digest="d",
+    question_digest="question",
 )
 
 
