@@ -1,14 +1,18 @@
-"""What every step logs. NaN and infinity never reach a log: what cannot be said is absent (None)."""
+"""What every step logs; `learner.watching.definitions` says what each name means. NaN and infinity never reach a log:
+what cannot be said is absent (None)."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from learner.losses.kl import kl_estimate
-from learner.objective import Objective
+
+if TYPE_CHECKING:
+    from learner.objective import Objective
 
 Metrics = dict[str, float | None]
 
@@ -31,7 +35,7 @@ def _mean(values: Tensor) -> float | None:
 
 def objective_metrics(objective: Objective) -> Metrics:
     """Tokens and advantages of each signal."""
-    metrics: Metrics = {"tokens": float(objective.kept.sum())}
+    metrics: Metrics = {"tokens": float(objective.kept.sum()), "rejected_tokens": float(objective.rejected.sum())}
     for name, (advantage_N, mask_N) in objective.signals.items():
         values = masked(advantage_N, mask_N)
         metrics[f"{name}_tokens"] = float(values.numel())
@@ -40,10 +44,18 @@ def objective_metrics(objective: Objective) -> Metrics:
     return metrics
 
 
-def log_prob_metrics(new_N: Tensor, behaviour_N: Tensor, entropy_N: Tensor, kept_N: Tensor) -> Metrics:
-    """Ratio percentiles, engine-trainer gap, KL(behaviour || policy) and entropy over the kept tokens, in nats.
+def log_prob_gap(own_N: Tensor, behaviour_N: Tensor, kept_N: Tensor) -> float | None:
+    """Mean |trainer - engine| over the kept tokens, nats; None where there is none or it is not finite."""
+    return _mean(masked(own_N - behaviour_N, kept_N).abs())
 
-    The tokens are samples of the behaviour, so it is the first argument of the KL: k1 = l_old - l_new.
+
+def log_prob_metrics(
+    new_N: Tensor, behaviour_N: Tensor, entropy_N: Tensor, kept_N: Tensor, reference_N: Tensor | None = None
+) -> Metrics:
+    """Ratio percentiles, engine-trainer gap, KL(behaviour || policy), KL(policy || reference) and entropy over the kept
+    tokens, in nats.
+
+    The tokens are samples of the behaviour, so it is the first argument of its KL: k1 = l_old - l_new.
     The gap compares the trainer's log-probs before the step with the engine's as sampled, so it holds both the
     numerical mismatch and the distance that the weights have moved since (see staleness).
     """
@@ -51,13 +63,17 @@ def log_prob_metrics(new_N: Tensor, behaviour_N: Tensor, entropy_N: Tensor, kept
         return {}
     gap = masked(new_N - behaviour_N, kept_N)
     ratio = gap.exp()
+    with np.errstate(invalid="ignore"):  # beside a ratio of infinity a percentile may be none
+        percentiles = np.quantile(ratio.numpy(), list(_PERCENTILES.values()))
     metrics: Metrics = {
-        f"ratio_{name}": finite(float(torch.quantile(ratio, share))) for name, share in _PERCENTILES.items()
+        f"ratio_{name}": finite(float(value)) for name, value in zip(_PERCENTILES, percentiles, strict=True)
     }
     metrics["ratio_max"] = finite(float(ratio.max()))
-    metrics["logprob_gap_mean"] = _mean(gap.abs())
+    metrics["logprob_gap_mean"] = log_prob_gap(new_N, behaviour_N, kept_N)
     metrics["logprob_gap_max"] = finite(float(gap.abs().max()))
     for estimator in ("k1", "k3"):
         metrics[f"kl_{estimator}"] = _mean(masked(kl_estimate(behaviour_N, new_N, kept_N, estimator), kept_N))
+    if reference_N is not None:
+        metrics["reference_kl"] = _mean(masked(kl_estimate(new_N, reference_N, kept_N, "k3"), kept_N))
     metrics["entropy"] = _mean(masked(entropy_N, kept_N))
     return metrics

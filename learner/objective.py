@@ -1,122 +1,199 @@
-"""A micro-batch's objective: which tokens carry which component, with which weight, before any forward pass.
+"""A micro-batch's objective: which tokens carry which component, with which weight.
 
-`component`: each component (rl, opd) is a clipped surrogate of its own, masked by its own samples and normalised by its
-own tokens; the loss is w_rl L_rl + w_opd L_opd. A batch with few hints does not dilute them.
+`component`: each component (rl, opd) is a loss of its own, masked by its own samples and normalised by its own tokens;
+the loss is w_rl L_rl + w_opd L_opd. A batch with few hints does not dilute them. Any advantage of the reward goes with
+any kind of distillation.
 
-`batch`: one clipped surrogate of the summed advantage A = w_opd (l_T - l_old)[hint] + w_rl r[scored], normalised by
-all kept tokens of the micro-batch (OpenClaw-RL's `combine`). The more tokens carry a component, the more it weighs.
+`batch`: one loss of the summed advantage A = w_opd A_opd [hint] + w_rl A_rl [scored], normalised by all kept tokens of
+the micro-batch (OpenClaw-RL's `combine`). The more tokens carry a component, the more it weighs.
 
-Shapes: N response tokens of the micro-batch, samples in order.
+Built once before any pass, which tells what can carry a gradient at all, and again when the models that the recipe asks
+were measured. Everything in it is of the whole micro-batch, so the sum over forward passes, on however many machines,
+is the same however they are cut.
+
+Shapes: N response tokens of the micro-batch, samples in order; K vocabulary entries a token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from learner.advantages.distillation import distillation_advantage
-from learner.advantages.reward import reward_advantage
-from learner.aggregation import Aggregation, token_weights
-from learner.losses.kl import KlEstimator
+from learner.advantages.overlong import shaped_reward
+from learner.aggregation import token_weights
+from learner.distilling import Taught, distil
+from learner.estimators import ESTIMATORS, Credit, Credited
+from learner.importance import mismatch_weights
+from learner.losses.kl import kl_estimate
+from learner.measured import Measured
 from learner.samples import TrainingSample
+from learner.step_options import StepOptions
 
-
-@dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """What a step does; the fields of a recipe's loss and optimizer, see `schemas.recipes`."""
-
-    w_rl: float = 1.0
-    w_opd: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float | None = None
-    kl_coefficient: float = 0.0
-    kl_estimator: KlEstimator = "k3"
-    entropy_coefficient: float = 0.0
-    tis_cap: float | None = 2.0
-    aggregation: Aggregation = "token_mean"
-    aggregation_constant: float | None = None
-    normaliser: Literal["component", "batch"] = "component"
-    train_truncated: bool = True
-    lr: float = 1e-6
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    steps: int = 1
-    tokens_per_forward: int = 2048
+__all__ = ["Component", "Objective", "StepOptions", "build_objective"]
 
 
 @dataclass(frozen=True, eq=False)
 class Component:
-    """One clipped surrogate: advantages float32 [N], mask bool [N], token weights float32 [N] that hold w and the
-    normaliser. `names` are the signals in it."""
+    """One loss: advantages float32 [N], mask bool [N], token weights float32 [N] that hold w and the normaliser.
+    `taught`: what a loss over several entries a token reads; None for the policy's surrogate."""
 
     name: str
     advantage: Tensor
     mask: Tensor
     weight: Tensor
+    taught: Taught | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """Everything of a micro-batch that is known before a forward pass.
+    """Everything of a micro-batch that is known before the pass with gradient.
 
-    `behaviour` float32 [N]; `kept` bool [N] where any component has a token, with `kept_weight` float32 [N] for terms
-    that every kept token shares (KL, entropy); `signals`: advantage and mask of each signal alone, for the log.
+    `behaviour` float32 [N]; `owners` int64 [N]: the sample of each token; `lengths`: response tokens of each sample;
+    `kept` bool [N] where any component has a token, with `kept_weight` float32 [N] for terms that every kept token
+    shares (KL, entropy); `signals`: advantage and mask of each signal alone, for the log; `measured`: the models'
+    log-probs; `correction` float32 [N]: weight of each token for the gap between engine and trainer, None where it
+    is not known yet or nothing weighs. `rejected` bool [N]: masked because of that gap. `returns` float32 [N] and
+    `returns_weight`: what a critic learns.
     """
 
     behaviour: Tensor
+    owners: Tensor
+    lengths: list[int]
     kept: Tensor
     kept_weight: Tensor
     components: list[Component]
     signals: dict[str, tuple[Tensor, Tensor]]
+    measured: Measured
+    correction: Tensor | None
+    rejected: Tensor
+    returns: Tensor | None = None
+    returns_weight: Tensor | None = None
+
+    def carried(self) -> list[bool]:
+        """For each sample whether any token of it carries a gradient."""
+        return [bool(part.any()) for part in torch.split(self.kept, self.lengths)]
 
 
-def build_objective(samples: Sequence[TrainingSample], options: StepOptions) -> Objective:
-    """The objective of `samples`, in their order. A truncated sample is masked where `train_truncated` is False, and
-    then counts in no normaliser.
+def build_objective(
+    samples: Sequence[TrainingSample],
+    options: StepOptions,
+    measured: Measured | None = None,
+    use: Sequence[bool] | None = None,
+) -> Objective:
+    """The objective of `samples`, in their order.
+
+    A sample whose `use` is False, or a truncated one where `train_truncated` is False, is masked: it counts in no
+    baseline and no normaliser. Without `measured` the advantages that need a model are not those that are trained, but
+    the masks hold everything that can be said without one.
 
     Raises:
         InvalidSample: a sample must not be trained.
     """
-    behaviours, owners = [], []
-    signals: dict[str, tuple[list[Tensor], list[Tensor]]] = {"rl": ([], []), "opd": ([], [])}
+    measured = measured or Measured()
+    counts = []
     for place, sample in enumerate(samples):
         sample.check()
-        behaviour = torch.from_numpy(sample.response_logprobs.copy())
-        teacher = None if sample.teacher_logprobs is None else torch.from_numpy(sample.teacher_logprobs.copy())
-        use = options.train_truncated or not sample.truncated
-        for name, weight, (advantage, mask) in (
-            ("rl", options.w_rl, reward_advantage(sample.reward, len(behaviour))),
-            ("opd", options.w_opd, distillation_advantage(teacher, behaviour)),
-        ):
-            signals[name][0].append(advantage)
-            signals[name][1].append(mask if use and weight != 0 else torch.zeros_like(mask))
-        behaviours.append(behaviour)
-        owners.append(torch.full((len(behaviour),), place))
-    owners_N = torch.cat(owners)
-    joined = {name: (torch.cat(advantages), torch.cat(masks)) for name, (advantages, masks) in signals.items()}
-    kept_N = joined["rl"][1] | joined["opd"][1]
+        counts.append((use is None or use[place]) and (options.train_truncated or not sample.truncated))
+    lengths = [len(sample.response_ids) for sample in samples]
+    tokens = torch.tensor(lengths)
+    behaviour_N = torch.cat([torch.from_numpy(sample.response_logprobs.copy()) for sample in samples])
+    owners_N = torch.arange(len(samples)).repeat_interleave(tokens)
+    usable_N = torch.tensor(counts).repeat_interleave(tokens)
+
+    alive_N, correction_N = usable_N, None
+    if measured.proximal is not None and options.measures:
+        correction_N, alive_N = mismatch_weights(measured.proximal, behaviour_N, usable_N, owners_N, options.measures)
+    credited = _credited(samples, counts, alive_N, lengths, behaviour_N, options, measured)
+    opd = distil(samples, behaviour_N, alive_N, options, measured)
+    none_N = torch.zeros_like(usable_N)
+    signals = {
+        "rl": (credited.advantage, credited.mask if options.w_rl else none_N),
+        "opd": (opd.advantage, opd.mask if options.w_opd else none_N),
+    }
+    kept_N = signals["rl"][1] | signals["opd"][1]
 
     def weights(mask_N: Tensor) -> Tensor:
         return token_weights(mask_N, owners_N, options.aggregation, constant=options.aggregation_constant)
 
+    return Objective(
+        behaviour=behaviour_N,
+        owners=owners_N,
+        lengths=lengths,
+        kept=kept_N,
+        kept_weight=weights(kept_N),
+        components=_components(signals, kept_N, opd, weights, options),
+        signals=signals,
+        measured=measured,
+        correction=correction_N,
+        rejected=usable_N & ~alive_N,
+        returns=credited.returns,
+        returns_weight=None if credited.returns is None else weights(signals["rl"][1]),
+    )
+
+
+def _components(
+    signals: dict[str, tuple[Tensor, Tensor]],
+    kept_N: Tensor,
+    opd: Taught,
+    weights: Callable[[Tensor], Tensor],
+    options: StepOptions,
+) -> list[Component]:
     factors = {"rl": options.w_rl, "opd": options.w_opd}
-    if options.normaliser == "component":
-        components = [
-            Component(name, advantage, mask, weights(mask) * factors[name])
-            for name, (advantage, mask) in joined.items()
-            if bool(mask.any())
-        ]
-    else:
+    if options.normaliser == "batch":
+        if not kept_N.any():
+            return []
         summed = sum(
-            (torch.where(mask, advantage, 0.0) * factors[name] for name, (advantage, mask) in joined.items()),
-            torch.zeros(len(owners_N)),
+            (torch.where(mask, advantage, 0.0) * factors[name] for name, (advantage, mask) in signals.items()),
+            torch.zeros(len(kept_N)),
         )
-        components = [Component("combined", summed, kept_N, weights(kept_N))] if bool(kept_N.any()) else []
-    return Objective(torch.cat(behaviours), kept_N, weights(kept_N), components, joined)
+        return [Component("combined", summed, kept_N, weights(kept_N))]
+    over_entries = opd if options.distillation.of_entries else None
+    return [
+        Component(name, advantage, mask, weights(mask) * factors[name], over_entries if name == "opd" else None)
+        for name, (advantage, mask) in signals.items()
+        if bool(mask.any())
+    ]
+
+
+def _credited(
+    samples: Sequence[TrainingSample],
+    counts: Sequence[bool],
+    alive_N: Tensor,
+    lengths: list[int],
+    behaviour_N: Tensor,
+    options: StepOptions,
+    measured: Measured,
+) -> Credited:
+    kl_N = None
+    if options.kl_in == "reward" and options.kl_coefficient and measured.reference is not None:
+        kl_N = kl_estimate(behaviour_N, measured.reference, alive_N, options.kl_estimator)
+    rewards = [_reward(sample, options) if count else None for sample, count in zip(samples, counts, strict=True)]
+    return ESTIMATORS[options.advantage.kind](
+        Credit(
+            rewards=rewards,
+            groups=[sample.group_id for sample in samples],
+            earlier=[sample.earlier_rewards for sample in samples],
+            mask=alive_N,
+            lengths=lengths,
+            options=options.advantage,
+            kl=kl_N,
+            kl_coefficient=options.kl_coefficient,
+            values=measured.values,
+        )
+    )
+
+
+def _reward(sample: TrainingSample, options: StepOptions) -> float | None:
+    spec = options.advantage
+    if spec.overlong_limit is None:
+        return sample.reward
+    return shaped_reward(
+        sample.reward,
+        len(sample.response_ids),
+        limit=spec.overlong_limit,
+        buffer=spec.overlong_buffer,
+        factor=spec.overlong_factor,
+    )

@@ -83,6 +83,11 @@ class MasterAdamW:
         finally:
             _fill(self.params, own)
 
+    def set_lr(self, lr: float) -> None:
+        """The learning rate of the steps to come."""
+        for group in self._adam.param_groups:
+            group["lr"] = lr
+
     def state_dict(self) -> dict[str, Any]:
         """Masters and moments, exact."""
         return {"masters": self.masters, "adam": self._adam.state_dict()}

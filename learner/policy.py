@@ -7,14 +7,22 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from learner.checkpoints import copy_support_files
+from learner.companions import Companion, FrozenModel, Lent, Reference
+from learner.critic import Critic, CriticOptions
 from learner.errors import LearnerStopped
+from learner.lora import add_adapter, merged_state, save_adapter
 from learner.manifest import WEIGHT_SUFFIX
-from learner.objective import StepOptions
+from learner.measuring import Others
+from learner.optimizer import MasterAdamW
+from learner.recompute import recompute_layers
 from learner.step import PolicyTrainer
+from learner.step_options import StepOptions, TeacherOptions
+from learner.teachers import BestTeacher, EmaTeacher
 from learner.tensors import architecture_difference
 
 
@@ -42,26 +50,49 @@ class Policy:
         options: see `StepOptions`.
         dtype: of the forward and backward pass and of the versions on disk.
         device: torch's name of the device.
+        recompute: see `learner.recompute`.
     """
 
-    def __init__(self, base: Path, *, run: str, options: StepOptions, dtype: str, device: str) -> None:
-        self._base, self._dtype, self._device = base, dtype, device
-        self._model = load_model(base, dtype, device)
+    def __init__(
+        self, base: Path, *, run: str, options: StepOptions, dtype: str, device: str, recompute: bool = False
+    ) -> None:
+        self.trainer: PolicyTrainer
+        self._base, self._dtype, self._device, self._recompute = base, dtype, device, recompute
         self.run = run
-        self.trainer = self._trainer(options)
+        self._build(options, None)
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether only low-rank adapters learn."""
+        return self._lora is not None
 
     def change_run(self, run: str, options: StepOptions) -> None:
-        """Go on under another run's recipe."""
-        masters = self.trainer.optimizer.masters
-        self.trainer = self._trainer(options)
-        fresh = self.trainer.optimizer.state_dict() | {"masters": masters}
-        self.trainer.optimizer.load_state_dict(fresh)
+        """Go on under another run's recipe. Where it has other adapters, or none, what the old ones learned becomes
+        part of the weights, rounded as in the version that was written of them."""
+        if options.lora != self._lora:
+            self._build(options, merged_state(self._model))
+        else:
+            masters = self.trainer.optimizer.masters
+            self.trainer = self._trainer(options)
+            fresh = self.trainer.optimizer.state_dict() | {"masters": masters}
+            self.trainer.optimizer.load_state_dict(fresh)
         self.run = run
 
     def write(self, directory: Path) -> None:
-        """Write the weights, with everything else that a server needs, into `directory`."""
-        self._model.save_pretrained(directory)
+        """Write the weights, with everything else that a server needs, into `directory`. Adapters are merged into
+        them."""
+        self._model.save_pretrained(directory, state_dict=merged_state(self._model))
         copy_support_files(self._base, directory)
+
+    def write_adapter(self, directory: Path) -> None:
+        """Write the adapters alone, as peft and vLLM read them.
+
+        Raises:
+            LearnerStopped: the recipe has none.
+        """
+        if not self.has_adapter:
+            raise LearnerStopped(f"the recipe of run {self.run!r} trains all weights and has no adapter to write")
+        save_adapter(self._model, directory)
 
     def largest_difference(self, directory: Path) -> float:
         """Largest absolute difference between these weights and those of a version on disk; 0.0 where every bit is the
@@ -73,7 +104,7 @@ class Policy:
         other = architecture_difference(directory, self._base)
         if other:
             raise LearnerStopped(other)
-        own = self._model.state_dict()
+        own = merged_state(self._model)
         largest = 0.0
         for path in sorted(directory.glob(f"*{WEIGHT_SUFFIX}")):
             for name, stored in load_file(path).items():
@@ -82,6 +113,47 @@ class Policy:
                     largest = max(largest, float((mine.float() - stored.float()).abs().max()))
         return largest
 
+    def _build(self, options: StepOptions, weights: dict[str, Tensor] | None) -> None:
+        """The model with these weights, by default the base's, and with the adapters that `options` ask."""
+        self._model = load_model(self._base, self._dtype, self._device)
+        self._moved = weights is not None
+        if weights is not None:
+            self._model.load_state_dict(weights)
+        self._lora = options.lora
+        if options.lora is not None:
+            add_adapter(self._model, options.lora)
+        if self._recompute:
+            recompute_layers(self._model)
+        self.trainer = self._trainer(options)
+
     def _trainer(self, options: StepOptions) -> PolicyTrainer:
-        reference = load_model(self._base, self._dtype, self._device) if options.kl_coefficient else None
-        return PolicyTrainer(self._model, options, reference)
+        optimizer = MasterAdamW(
+            self._model, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
+        )
+        lent = Lent(self._model, optimizer)
+        others = Others(
+            reference=self._reference(lent) if options.needs_reference else None,
+            teacher=_teacher(lent, options.teacher) if options.needs_teacher else None,
+            critic=self._critic(options) if options.needs_critic else None,
+        )
+        return PolicyTrainer(self._model, options, others, optimizer)
+
+    def _reference(self, lent: Lent) -> Companion:
+        """Version 0."""
+        if self._lora is None:
+            base = load_model(self._base, self._dtype, self._device)
+            return Reference(lent, [parameter.detach() for parameter in base.parameters()])
+        if self._moved:  # under the adapters lie the weights of another run
+            return FrozenModel(load_model(self._base, self._dtype, self._device))
+        return Reference(lent, [torch.zeros_like(parameter) for parameter in lent.rounded()])
+
+    def _critic(self, options: StepOptions) -> Critic:
+        critic = options.critic or CriticOptions()
+        own = critic.kind == "model"
+        return Critic(load_model(self._base, self._dtype, self._device) if own else self._model, critic)
+
+
+def _teacher(lent: Lent, options: TeacherOptions) -> Companion:
+    if options.weights == "ema":
+        return EmaTeacher(lent, options.ema_rate)
+    return BestTeacher(lent, candidates=options.candidates, min_samples=options.best_min_samples)

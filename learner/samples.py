@@ -24,6 +24,10 @@ class TrainingSample:
     or None, `teacher_logprobs` float32 [R] of exactly the response ids, or None. `truncated`: the answer was cut off
     at the length limit. `hinted_prompt_ids` int32: the prompt with the hint in it, for a teacher inside the learner.
     `staleness`: versions between its oldest token and the weights that learn from it, where known.
+
+    `teacher_topk_ids` int32 [R, K] and `teacher_topk_logprobs` float32 [R, K]: the teacher's K likeliest entries in
+    each place. `group_id`: the candidates of one prompt share it. `earlier_rewards`: rewards of the session's turns
+    before this one that the run has put into micro-batches, in order; None where a turn has none.
     """
 
     sample_id: str
@@ -35,6 +39,10 @@ class TrainingSample:
     truncated: bool = False
     hinted_prompt_ids: NDArray[np.int32] | None = None
     staleness: int | None = None
+    teacher_topk_ids: NDArray[np.int32] | None = None
+    teacher_topk_logprobs: NDArray[np.float32] | None = None
+    group_id: str | None = None
+    earlier_rewards: tuple[float | None, ...] = ()
 
     def check(self) -> None:
         """Refuse what cannot be trained; nothing is ever padded or cut to fit.
@@ -52,7 +60,8 @@ class TrainingSample:
             )
         if not np.isfinite(self.response_logprobs).all():
             raise InvalidSample("non_finite_logprob", "a behaviour log-prob is not finite")
-        if self.teacher_logprobs is not None and len(self.teacher_logprobs) != length:
-            raise InvalidSample(
-                "teacher_length_mismatch", f"{len(self.teacher_logprobs)} teacher scores for {length} response ids"
-            )
+        for scores in (self.teacher_logprobs, self.teacher_topk_ids, self.teacher_topk_logprobs):
+            if scores is not None and len(scores) != length:
+                raise InvalidSample(
+                    "teacher_length_mismatch", f"{len(scores)} teacher scores for {length} response ids"
+                )

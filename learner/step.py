@@ -10,25 +10,35 @@ import torch
 from torch import Tensor
 
 from learner.collate import Forward, plan_forwards
-from learner.importance import truncated_weight
-from learner.logprobs import response_log_probs
+from learner.importance import mismatch_weights
+from learner.logprobs import response_scores
 from learner.losses.kl import kl_estimate
-from learner.losses.ppo_clip import ppo_clip
-from learner.metrics import Metrics, finite, log_prob_metrics, objective_metrics
-from learner.objective import Objective, StepOptions, build_objective
+from learner.measuring import Others, measure
+from learner.metrics import Metrics, finite, log_prob_gap, log_prob_metrics, objective_metrics
+from learner.objective import Objective, build_objective
 from learner.optimizer import MasterAdamW
 from learner.samples import TrainingSample
+from learner.silence import why_silent
+from learner.step_options import StepOptions
+from learner.terms import Tokens, component_term
+
+__all__ = ["Others", "PolicyTrainer", "StepOptions", "StepResult"]
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a micro-batch did. `skipped_reason`: `masked_batch` or `non_finite_batch` where no step was taken and the
-    parameters are bit for bit what they were; else None. `carried`: for each sample whether any token of it carried a
-    gradient."""
+    """What a micro-batch did. `skipped_reason`: `masked_batch`, `non_finite_batch` or `logprob_gap` where no step was
+    taken and the parameters are bit for bit what they were; else None. `silent`: for each sample why no token of it
+    carried a gradient (reason and words), None where one did."""
 
     metrics: Metrics
     skipped_reason: str | None
-    carried: list[bool]
+    silent: list[tuple[str, str] | None]
+
+    @property
+    def carried(self) -> list[bool]:
+        """For each sample whether any token of it carried a gradient."""
+        return [reason is None for reason in self.silent]
 
 
 @dataclass
@@ -39,6 +49,8 @@ class _Pass:
     by_component: dict[str, float] = field(default_factory=dict)
     clipped_high: int = 0
     clipped_low: int = 0
+    judged: int = 0
+    weight: float = 0.0
     new: Tensor = field(default_factory=lambda: torch.zeros(0))
     entropy: Tensor = field(default_factory=lambda: torch.zeros(0))
 
@@ -50,94 +62,185 @@ class PolicyTrainer:
         model: causal language model of transformers with `model.model` and `model.lm_head`; in eval mode, since
             dropout would make log-probs that nobody sampled with.
         options: see `StepOptions`.
-        reference: frozen model for the KL term; needed where `options.kl_coefficient` is not 0.
+        others: the models beside the policy that `options` ask.
+        optimizer: that of `model`; made here where none is given. Companions lend values through it.
 
     Raises:
-        ValueError: a KL term without a reference.
+        ValueError: a model that the options need is missing.
     """
 
-    def __init__(self, model: Any, options: StepOptions, reference: Any | None = None) -> None:
-        if options.kl_coefficient and reference is None:
-            raise ValueError("kl_coefficient is set: give the reference model that the KL is measured to")
+    def __init__(
+        self,
+        model: Any,
+        options: StepOptions,
+        others: Others | None = None,
+        optimizer: MasterAdamW | None = None,
+    ) -> None:
+        self.others = others or Others()
+        self.others.check(options)
         self.model = model.eval()
         self.options = options
-        self.reference = reference
-        self.optimizer = MasterAdamW(
+        self.optimizer = optimizer or MasterAdamW(
             model, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
         )
+        self._steps = 0
 
     def train(self, samples: Sequence[TrainingSample]) -> StepResult:
         """Take `options.steps` optimizer steps on `samples`.
 
-        With a TIS cap the surrogate is decoupled (Hilton et al. 2022, arXiv 2110.00641): the ratio is to the trainer's
-        own log-probs before the step, and a truncated weight corrects from those to the behaviour. Without one the
-        ratio is to the behaviour's log-probs.
+        Decoupled (Hilton et al. 2022, arXiv 2110.00641) the ratio is to the trainer's own log-probs before the step,
+        and the recipe's measures correct from those to the behaviour. Else it is to the behaviour's log-probs.
 
         Raises:
             InvalidSample: a sample must not be trained; nothing has changed.
         """
-        objective = build_objective(samples, self.options)
+        objective, forwards, gap, silent = self._prepare(samples)
         metrics = objective_metrics(objective)
         if not objective.components:
-            return StepResult(metrics, "masked_batch", [False] * len(samples))
-        carried = [bool(kept.any()) for kept in torch.split(objective.kept, [len(s.response_ids) for s in samples])]
-        forwards = plan_forwards(samples, self.options.tokens_per_forward, carried)
-        reference_N = self._reference_log_probs(forwards, objective)
-        proximal_N: Tensor | None = None
-        for number in range(self.options.steps):
-            done = self._backward(forwards, objective, proximal_N, reference_N)
+            return StepResult(metrics, "masked_batch", silent)
+        if self._beyond(gap):
+            return StepResult(metrics | {"logprob_gap_mean": gap}, "logprob_gap", silent)
+        warming = self.others.critic is not None and self.options.needs_critic and self.others.critic.warming
+        proximal_N = objective.measured.proximal
+        for number in range(0 if warming else self.options.steps):
+            done = self._backward(forwards, objective, proximal_N)
             norm = self.optimizer.gradient_norm()
             if number == 0:
                 proximal_N = done.new  # the first pass runs before any step, so it needs no pass of its own
-                metrics |= log_prob_metrics(done.new, objective.behaviour, done.entropy, objective.kept)
+                metrics |= log_prob_metrics(
+                    done.new, objective.behaviour, done.entropy, objective.kept, objective.measured.reference
+                )
                 metrics["gradient_norm"] = finite(norm)
                 metrics["loss"] = finite(done.loss)
+                if self.options.measures:
+                    metrics["mismatch_weight_mean"] = finite(done.weight / float(objective.kept.sum()))
                 metrics |= {f"{name}_loss": finite(value) for name, value in done.by_component.items()}
-            kept = float(objective.kept.sum())
-            metrics["clip_fraction_high"] = done.clipped_high / kept
-            metrics["clip_fraction_low"] = done.clipped_low / kept
+                if self._beyond(log_prob_gap(done.new, objective.behaviour, objective.kept)):
+                    self.optimizer.discard()
+                    return StepResult(metrics, "logprob_gap", silent)
+            metrics["clip_fraction_high"] = done.clipped_high / done.judged
+            metrics["clip_fraction_low"] = done.clipped_low / done.judged
             if finite(norm) is None or finite(done.loss) is None:
                 self.optimizer.discard()
                 # With several steps an earlier one has moved the weights; that one was sound and stays.
-                return StepResult(metrics, "non_finite_batch" if number == 0 else None, carried)
+                if number == 0:
+                    return StepResult(metrics, "non_finite_batch", silent)
+                break
+            metrics["learning_rate"] = self._warm_up()
             self.optimizer.step(self.options.max_grad_norm, norm)
-        return StepResult(metrics, None, carried)
+            self._steps += 1
+        metrics |= self._teach_others(samples, objective)
+        return StepResult(metrics, None, silent)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on beside the samples, exact."""
-        return {"optimizer": self.optimizer.state_dict()}
+        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "steps": self._steps}
+        for name, other in self._stateful().items():
+            state[name] = other.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore exactly what `state_dict` gave, and the model with it."""
         self.optimizer.load_state_dict(state["optimizer"])
+        self._steps = state.get("steps", 0)  # states from before there was a warm-up have none
+        for name, other in self._stateful().items():
+            other.load_state_dict(state[name])
 
-    def _backward(
-        self, forwards: list[Forward], objective: Objective, proximal_N: Tensor | None, reference_N: Tensor | None
-    ) -> _Pass:
+    def _stateful(self) -> dict[str, Any]:
+        options, others = self.options, self.others
+        found = {
+            "teacher": others.teacher if options.needs_teacher else None,
+            "critic": others.critic if options.needs_critic else None,
+        }
+        return {name: other for name, other in found.items() if other is not None}
+
+    def _prepare(
+        self, samples: Sequence[TrainingSample]
+    ) -> tuple[Objective, list[Forward], float | None, list[tuple[str, str] | None]]:
+        """The objective with everything measured, its passes, the gap between engine and trainer where it is known, and
+        why samples are silent.
+
+        A sample that measuring silences is taken out and everything is measured again without it. So the samples that
+        carried a gradient are all that is needed to take the same step again, bit for bit.
+        """
+        options = self.options
+        use = [True] * len(samples)
+        silent: list[tuple[str, str] | None] = [None] * len(samples)
+        gap: float | None = None
+
+        def told(objective: Objective) -> list[tuple[str, str] | None]:
+            reasons = why_silent(samples, objective, options)
+            return [before or reason for before, reason in zip(silent, reasons, strict=True)]
+
+        while True:
+            objective = build_objective(samples, options, use=use)
+            silent, use = told(objective), objective.carried()
+            forwards = plan_forwards(samples, options.tokens_per_forward, use)
+            if not any(use) or not options.needs_measuring:
+                return objective, forwards, gap, silent
+            measured = measure(self.model, self.others, samples, forwards, objective, options)
+            if measured.proximal is not None and gap is None:
+                gap = log_prob_gap(measured.proximal, objective.behaviour, objective.kept)
+            objective = build_objective(samples, options, measured, use)
+            silent, before, use = told(objective), use, objective.carried()
+            if use == before or not any(use):
+                return objective, forwards, gap, silent
+
+    def _beyond(self, gap: float | None) -> bool:
+        limit = self.options.max_logprob_gap
+        return limit is not None and gap is not None and gap > limit
+
+    def _warm_up(self) -> float:
+        """Set the learning rate of the step to come."""
+        options = self.options
+        lr = options.lr * min(1.0, (self._steps + 1) / max(1, options.warmup_steps))
+        if options.warmup_steps:
+            self.optimizer.set_lr(lr)
+        return lr
+
+    def _teach_others(self, samples: Sequence[TrainingSample], objective: Objective) -> Metrics:
+        """What learns beside the policy, once the policy's step was taken."""
+        metrics: Metrics = {}
+        options, others = self.options, self.others
+        if options.needs_critic and others.critic is not None:
+            assert objective.measured.values is not None
+            assert objective.returns is not None
+            assert objective.returns_weight is not None
+            metrics = others.critic.learn(
+                objective.measured.values, objective.returns, objective.signals["rl"][1], objective.returns_weight
+            )
+        carried = [sample for sample, kept in zip(samples, objective.carried(), strict=True) if kept]
+        for companion in (others.reference, others.teacher):
+            if companion is not None:
+                companion.after_step(carried)
+        return metrics
+
+    def _backward(self, forwards: list[Forward], objective: Objective, proximal_N: Tensor | None) -> _Pass:
         done = _Pass(
             by_component={component.name: 0.0 for component in objective.components},
             new=torch.zeros_like(objective.behaviour),
             entropy=torch.zeros_like(objective.behaviour),
         )
+        entries = objective.measured.entries
         for forward in forwards:
             part = forward.flat
-            new, entropy = response_log_probs(self.model, forward)
-            loss = self._loss(new, entropy, part, objective, proximal_N, reference_N, done)
+            scores = response_scores(self.model, forward, at_ids_NK=None if entries is None else entries.ids[part])
+            loss = self._loss(scores.chosen, scores.entropy, scores.at_ids, part, objective, proximal_N, done)
             done.loss += float(loss.detach())
-            done.new[part] = new.detach().cpu()
-            done.entropy[part] = entropy.detach().cpu()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.collect()
+            done.new[part] = scores.chosen.detach().cpu()
+            done.entropy[part] = scores.entropy.detach().cpu()
+            with self.optimizer.collecting():
+                loss.backward()  # type: ignore[no-untyped-call]
         return done
 
     def _loss(
         self,
         new: Tensor,
         entropy: Tensor,
+        new_entries: Tensor | None,
         part: Tensor,
         objective: Objective,
         proximal_N: Tensor | None,
-        reference_N: Tensor | None,
         done: _Pass,
     ) -> Tensor:
         options = self.options
@@ -146,44 +249,30 @@ class PolicyTrainer:
         def here(values_N: Tensor) -> Tensor:
             return values_N[part].to(device)
 
-        kept, behaviour = here(objective.kept), here(objective.behaviour)
-        old, correction = behaviour, torch.ones_like(behaviour)
-        if options.tis_cap is not None:
-            old = new.detach() if proximal_N is None else here(proximal_N)
-            correction = truncated_weight(old, behaviour, kept, options.tis_cap)
+        kept, behaviour, owners = here(objective.kept), here(objective.behaviour), here(objective.owners)
+        proximal = new.detach() if proximal_N is None else here(proximal_N)
+        correction = torch.ones_like(behaviour)
+        if objective.correction is not None:
+            correction = here(objective.correction)
+        elif options.measures:  # they only weigh, so a pass with gradient can tell its own samples' weights
+            correction, _ = mismatch_weights(proximal, behaviour, kept, owners, options.measures)
+        done.weight += float(correction[kept].sum())
+        old = proximal if options.is_decoupled else behaviour
+        tokens = Tokens(new, old, owners, part, new_entries)
         loss = torch.zeros((), device=device)
         for component in objective.components:
-            clip = ppo_clip(
-                new,
-                old,
-                here(component.advantage),
-                here(component.mask),
-                clip_low=options.clip_low,
-                clip_high=options.clip_high,
-                dual_clip=options.dual_clip,
-            )
-            term = (clip.loss * correction * here(component.weight)).sum()
-            done.by_component[component.name] += float(term.detach())
-            done.clipped_high += int(clip.clipped_high.sum())
-            done.clipped_low += int(clip.clipped_low.sum())
-            loss = loss + term
+            term = component_term(component, tokens, options)
+            value = (term.loss * correction * here(component.weight)).sum()
+            done.by_component[component.name] += float(value.detach())
+            done.clipped_high += term.clipped_high
+            done.clipped_low += term.clipped_low
+            done.judged += term.judged
+            loss = loss + value
         shared = here(objective.kept_weight)
         if options.entropy_coefficient:
             loss = loss - options.entropy_coefficient * (torch.where(kept, entropy, 0.0) * shared).sum()
-        if options.kl_coefficient and reference_N is not None:
-            kl = kl_estimate(new, here(reference_N), kept, options.kl_estimator)
+        if options.kl_coefficient and options.kl_in == "loss":
+            assert objective.measured.reference is not None
+            kl = kl_estimate(new, here(objective.measured.reference), kept, options.kl_estimator)
             loss = loss + options.kl_coefficient * (kl * shared).sum()
         return loss
-
-    def _reference_log_probs(self, forwards: list[Forward], objective: Objective) -> Tensor | None:
-        if not self.options.kl_coefficient:
-            return None
-        return self._log_probs(self.reference, forwards, objective)
-
-    @staticmethod
-    @torch.no_grad()
-    def _log_probs(model: Any, forwards: list[Forward], objective: Objective) -> Tensor:
-        values_N = torch.zeros_like(objective.behaviour)
-        for forward in forwards:
-            values_N[forward.flat] = response_log_probs(model, forward)[0].cpu()
-        return values_N

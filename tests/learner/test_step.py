@@ -12,17 +12,19 @@ import torch
 from tiny import make_sample, mixed_samples, on_policy, same_weights, tiny_model, weights
 
 from learner.collate import plan_forwards
+from learner.companions import FrozenModel
 from learner.logprobs import response_log_probs
-from learner.objective import StepOptions
+from learner.measuring import Others
 from learner.samples import InvalidSample, TrainingSample
 from learner.step import PolicyTrainer
+from learner.step_options import StepOptions
 
 LR = StepOptions(lr=1e-3, tokens_per_forward=1000)
 
 
 def gradient(samples: list[TrainingSample], options: StepOptions, reference: Any = None) -> dict[str, torch.Tensor]:
     """The loss, and each parameter's gradient as it stands right before the optimizer steps."""
-    trainer = PolicyTrainer(tiny_model(), options, reference)
+    trainer = PolicyTrainer(tiny_model(), options, reference and Others(reference=FrozenModel(reference)))
     seen: list[list[torch.Tensor]] = []
     step = trainer.optimizer.step
 
@@ -220,7 +222,8 @@ def test_a_kl_term_needs_its_reference_and_pulls_back_to_it() -> None:
     for parameter in model.parameters():
         parameter.data += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
     sample = on_policy(model, make_sample(1, response=20, reward=1.0))
-    trainer = PolicyTrainer(model, replace(LR, w_opd=0.0, w_rl=1e-6, kl_coefficient=1.0, kl_estimator="k2"), base)
+    others = Others(reference=FrozenModel(base))
+    trainer = PolicyTrainer(model, replace(LR, w_opd=0.0, w_rl=1e-6, kl_coefficient=1.0, kl_estimator="k2"), others)
 
     def distance() -> float:
         gap = on_policy(model, sample).response_logprobs - on_policy(base, sample).response_logprobs

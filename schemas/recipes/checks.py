@@ -1,0 +1,145 @@
+"""What a recipe must fulfil beyond the types of its fields: combinations that can work."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from schemas.recipes.advantages import ADVANTAGES
+from schemas.recipes.specs import MismatchSpec, Recipe
+
+
+class InvalidRecipe(ValueError):
+    """A recipe that cannot be run: what is wrong with it and what would be right."""
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse what cannot work.
+
+    Raises:
+        InvalidRecipe: every problem, each with the field and what would be right.
+    """
+    problems = [
+        *_not_finite(msgspec.to_builtins(recipe), ""),
+        *_signals(recipe),
+        *_patterns(recipe),
+        *_advantage(recipe),
+        *_distillation(recipe),
+        *_loss(recipe),
+    ]
+    if problems:
+        raise InvalidRecipe(f"recipe {recipe.name!r}: " + "; ".join(problems))
+
+
+def _not_finite(plain: Any, path: str) -> Iterator[str]:
+    if isinstance(plain, dict):
+        for name, value in plain.items():
+            yield from _not_finite(value, f"{path}.{name}" if path else name)
+    elif isinstance(plain, float) and not math.isfinite(plain):
+        yield f"{path} is {plain}; it must be a finite number"
+
+
+def _signals(recipe: Recipe) -> Iterator[str]:
+    judge, hint = recipe.judge, recipe.hint
+    if judge is None and hint is None:
+        yield "neither judge nor hint: every turn would be dropped"
+    if judge and not judge.code and judge.votes < 1:
+        yield "judge: code is false and votes is 0, so nothing could score a turn"
+    if judge and judge.votes and not 1 <= judge.quorum <= judge.votes:
+        yield f"judge.quorum {judge.quorum} must be between 1 and votes {judge.votes}"
+    if hint and hint.context is not None and not hint.context.strip():
+        yield "hint.context is empty: give the text that the teacher sees, or leave the field out"
+    if hint and hint.context is None and not hint.patterns and hint.votes < 1:
+        yield "hint: no context, no patterns and no votes, so no hint could be found"
+    if (hint is None) != (recipe.teacher is None):
+        yield "hint and teacher go together: a hint is only used through a teacher's scores"
+    if not recipe.loss.w_rl and not recipe.loss.w_opd:
+        yield "loss.w_rl and loss.w_opd are both 0: nothing would be trained"
+    if recipe.loss.w_rl and judge is None:
+        yield "loss.w_rl is set but there is no judge; set it to 0"
+    if recipe.loss.w_opd and hint is None:
+        yield "loss.w_opd is set but there is no hint; set it to 0"
+
+
+def _patterns(recipe: Recipe) -> Iterator[str]:
+    rules = [rule.pattern for rule in recipe.judge.rules] if recipe.judge else []
+    for pattern in rules + (recipe.hint.patterns if recipe.hint else []):
+        try:
+            re.compile(pattern)
+        except re.error as err:
+            yield f"pattern {pattern!r} is no regular expression: {err}"
+
+
+def _advantage(recipe: Recipe) -> Iterator[str]:
+    kind = recipe.advantage.kind
+    if kind not in ADVANTAGES:
+        yield f"advantage.kind {kind!r} is unknown; there are: {', '.join(ADVANTAGES)}"
+        return
+    advantage = ADVANTAGES[kind]
+    if advantage.critic and recipe.critic is None:
+        yield f"advantage.kind {kind!r} needs values: add a [critic]"
+    if recipe.critic is not None and not advantage.critic:
+        yield f"critic: advantage.kind {kind!r} reads no values; leave it out or set advantage.kind to 'gae'"
+    if recipe.batch.group_size is not None and not advantage.whole_groups:
+        yield f"batch.group_size: advantage.kind {kind!r} compares no groups; leave it out"
+
+
+def _distillation(recipe: Recipe) -> Iterator[str]:
+    spec, teacher = recipe.distillation, recipe.teacher
+    if not recipe.loss.w_opd or teacher is None:
+        return
+    if spec.kind == "topk" and spec.entries != "student":
+        yield "distillation.entries: kind 'topk' is a surrogate over the student's own entries; set it to 'student'"
+    if spec.kind in ("topk", "divergence"):
+        if teacher.weights == "server" and spec.k > teacher.top_k:
+            yield (
+                f"distillation.k {spec.k} is more than the teacher's server scores: set teacher.top_k to {spec.k} at "
+                f"least, or distillation.k to {teacher.top_k} at most"
+            )
+        if recipe.loss.normaliser == "batch":
+            yield (
+                f"loss.normaliser 'batch' sums advantages of sampled tokens, and distillation.kind {spec.kind!r} has "
+                "a loss of its own: use 'component'"
+            )
+
+
+def _loss(recipe: Recipe) -> Iterator[str]:
+    loss = recipe.loss
+    if loss.aggregation == "constant" and loss.aggregation_constant is None:
+        yield "loss.aggregation 'constant' needs loss.aggregation_constant, for one the longest response in tokens"
+    if loss.dual_clip is not None and loss.surrogate != "ppo_clip":
+        yield f"loss.dual_clip bounds the surrogate 'ppo_clip'; leave it out with {loss.surrogate!r}"
+    if (
+        recipe.advantage.overlong_limit is not None
+        and recipe.advantage.overlong_buffer > recipe.advantage.overlong_limit
+    ):
+        yield "advantage.overlong_buffer must be at most advantage.overlong_limit"
+    weighs = loss.tis_cap is not None or any(measure.kind in ("truncate", "mask") for measure in loss.mismatch)
+    if loss.decoupled is False and weighs and loss.surrogate != "mirror":
+        yield (
+            "loss.tis_cap and mismatch measures that weigh need a decoupled ratio: with loss.decoupled = false the "
+            "ratio holds the gap between engine and trainer already, and it would count twice"
+        )
+    if loss.decoupled is None and loss.tis_cap is None and weighs:
+        yield "loss.mismatch has a measure that weighs: set loss.decoupled = true"
+    for place, measure in enumerate(loss.mismatch):
+        yield from _measure(f"loss.mismatch[{place}]", measure)
+
+
+def _measure(path: str, measure: MismatchSpec) -> Iterator[str]:
+    if measure.kind == "veto":
+        if measure.low is None:
+            yield f"{path}: a veto needs low, the least ratio that a token may have, for one 1e-4"
+        return
+    if measure.high is None:
+        yield f"{path}: {measure.kind!r} needs high, for one 2.0"
+    elif measure.kind == "truncate" and measure.low is not None:
+        yield f"{path}: 'truncate' bounds from above only; leave low out"
+    elif measure.low is not None and measure.low > measure.high:
+        yield f"{path}: low {measure.low} must be at most high {measure.high}"
+    elif measure.low is None and measure.high < 1 and measure.kind != "truncate" and measure.estimator == "k1":
+        yield f"{path}: high {measure.high} below 1 needs a low (its default is 1 / high)"

@@ -1,0 +1,31 @@
+"""What a recipe needs of the data beside tokens, reward and the teacher's log-probs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.recipes.advantages import ADVANTAGES
+from schemas.recipes.specs import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """`zero_counts`: a reward of 0 can carry a gradient. `groups`: micro-batches hold whole groups. `session`: rewards
+    of the session's earlier turns. `hinted_prompt`: the prompt with the hint in it, for a teacher in the learner."""
+
+    zero_counts: bool
+    groups: bool
+    session: bool
+    hinted_prompt: bool
+
+
+def needs_of(recipe: Recipe) -> Needs:
+    """The needs of a checked recipe; a component that is left out needs nothing."""
+    advantage = ADVANTAGES[recipe.advantage.kind]
+    rl, opd = recipe.loss.w_rl != 0, recipe.loss.w_opd != 0
+    return Needs(
+        zero_counts=rl and advantage.zero_counts,
+        groups=rl and advantage.whole_groups,
+        session=rl and advantage.session_rewards,
+        hinted_prompt=opd and recipe.teacher is not None and recipe.teacher.weights != "server",
+    )
