@@ -1,31 +1,30 @@
-"""`hindstream import FORMAT FILE...`: historical conversations into the log of events."""
+"""`hindstream import FILE...`: historical conversations into the log of events, whatever format they are in."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from hindstream.cli.import_screen import FileBar, ImportBar, print_left_out, print_reports
 from hindstream.endpoints import resolve_endpoints
 from hindstream.errors import UserError
 from hindstream.settings import Settings, load_settings
-from producers.importers import IMPORTERS, Importer
-from producers.importing import ImportFailed, ImportReport, import_file, survey_file
-from schemas.claim_check import DirectoryBlobStore
+from producers.importers import IMPORTERS, RefusedRow
+from producers.importers.finding import Findings, Found, NotImportable, find
+from producers.importing import ImportFailed, ImportReport, Publisher, import_file, survey_file
+from schemas.claim_check import BlobStore, DirectoryBlobStore
 from schemas.publish import AckedPublisher
 from schemas.topics import AGENT_EVENTS
-
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 WIDE = 160
 """Columns where the output is no terminal: rich would fold file names at 80, and they are for copying."""
@@ -33,77 +32,111 @@ WIDE = 160
 CLIENT = "hindstream-import"
 BROKER_ANSWERS_S = 10.0
 """A broker that is there answers in milliseconds; one that has just been started, in a few seconds."""
-
-Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="The files to import.")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Read and count only: nothing is published, no broker is needed.")
-]
+INTERRUPTED = 130
+"""What a shell expects of a command that Ctrl-C ended."""
 
 
-@app.callback()
-def root() -> None:
+def import_(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE...", help="Files, directories, patterns; gzip and zstd are read as they are."),
+    ] = None,
+    format_name: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="The format, where content does not tell it.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read and count only: nothing is published, no broker is needed.")
+    ] = False,
+    refused_to: Annotated[
+        Path | None, typer.Option("--refused-to", metavar="FILE", help="Write every refused row there as JSON lines.")
+    ] = None,
+    formats: Annotated[bool, typer.Option("--formats", help="List the formats and stop.")] = False,
+) -> None:
     """Bring historical conversations into the log. The same file twice adds nothing."""
-
-
-def _command(importer: Importer) -> Callable[[list[Path], bool], None]:
-    def command(files: Files, dry_run: DryRun = False) -> None:
-        run(importer, files, dry_run)
-
-    return command
-
-
-for _importer in IMPORTERS.values():
-    _summary = (_importer.__doc__ or _importer.NAME).strip().splitlines()[0]
-    app.command(_importer.NAME, help=_summary)(_command(_importer))
-
-
-def run(importer: Importer, files: list[Path], dry_run: bool) -> None:
-    """Import `files`; exit code 1 if nothing went in.
-
-    Raises:
-        UserError: a file cannot be opened, there is no broker, or it went away.
-        typer.Exit: with code 1.
-    """
     console = Console(width=None if sys.stdout.isatty() else WIDE)
-    surveys = [_survey(importer, path) for path in files]
-    reports = surveys if dry_run else _publish(importer, files, surveys)
-    console.print(_table(reports, "would go in" if dry_run else "on the log"))
-    console.print(f"next states by kind: {_kinds(reports)}", highlight=False)
-    for row in (row for report in reports for row in report.refused):
-        console.print(f"refused {row}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-        if row.excerpt:
-            console.print(f"        {row.excerpt}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    if formats:
+        print_formats(console)
+        return
+    if not files:
+        raise UserError("which files? Give files, directories or patterns; --formats lists what can be read")
+    found = _find(files, format_name)
+    with ExitStack() as stack:
+        refused = stack.enter_context(_open_refused(refused_to)) if refused_to else None
+        reports = _all(stack, found.files, dry_run, refused)
+    print_reports(console, reports, "would go in" if dry_run else "on the log")
+    print_left_out(console, found.skipped)
     if not any(report.events for report in reports):
         console.print("nothing went in: no row could be read", style="red")
         raise typer.Exit(1)
 
 
-def _survey(importer: Importer, path: Path) -> ImportReport:
+def print_formats(console: Console) -> None:
+    """Each format with the first line of what its module says about it."""
+    for name, importer in IMPORTERS.items():
+        summary = (importer.__doc__ or "").strip().partition("\n")[0]
+        console.print(f"{name:<20}{summary}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _find(files: list[str], format_name: str | None) -> Findings:
     try:
-        return survey_file(importer, path)
+        found = find(files, IMPORTERS, format_name)
+    except NotImportable as err:
+        raise UserError(f"{err}; nothing was imported") from None
     except OSError as err:
-        raise UserError(f"{path}: cannot be opened ({err.strerror}); nothing was imported") from None
+        raise UserError(f"{err.filename}: cannot be opened ({err.strerror}); nothing was imported") from None
+    if not found.files:
+        reasons = "".join(f"\n  {path}: {why}" for path, why in found.skipped[:20])
+        raise UserError(f"there is no file that can be imported; nothing was imported{reasons}")
+    return found
 
 
-def _publish(importer: Importer, files: list[Path], surveys: list[ImportReport]) -> list[ImportReport]:
-    settings = load_settings()
-    blobs = DirectoryBlobStore(settings.blobs_dir)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+def _all(stack: ExitStack, files: list[Found], dry_run: bool, refused: TextIO | None) -> list[ImportReport]:
+    publisher: Publisher | None = None
+    blobs: BlobStore | None = None
+    if not dry_run:
+        settings = load_settings()
+        publisher, blobs = stack.enter_context(_publisher(settings)), DirectoryBlobStore(settings.blobs_dir)
+    bar = stack.enter_context(ImportBar([found.path for found in files]))
     reports = []
-    with _publisher(settings) as publisher, Progress(*columns, console=Console(stderr=True)) as progress:
-        for path, survey in zip(files, surveys, strict=True):
-            task = progress.add_task(path.name, total=survey.events)
-
-            def advance(events: int, task: TaskID = task) -> None:
-                progress.update(task, completed=events)
-
-            try:
-                reports.append(import_file(importer, path, publisher, blobs, advance))
-            except ImportFailed as err:
-                raise UserError(str(err)) from None
-            except OSError as err:
-                raise UserError(f"{err.filename}: {err.strerror}") from None
+    for found in files:
+        with bar.file(found.path) as advance:
+            reports.append(_one(found, publisher, blobs, advance, refused))
     return reports
+
+
+def _one(
+    found: Found, publisher: Publisher | None, blobs: BlobStore | None, bar: FileBar, refused: TextIO | None
+) -> ImportReport:
+    def refuse(row: RefusedRow) -> None:
+        if refused is not None:
+            refused.write(json.dumps({"path": str(found.path), **asdict(row)}) + "\n")
+
+    try:
+        if publisher is None or blobs is None:
+            return survey_file(found.importer, found.path, bar.show, refuse)
+        return import_file(found.importer, found.path, publisher, blobs, bar.show, refuse)
+    except ImportFailed as err:
+        raise UserError(str(err)) from None
+    except OSError as err:
+        raise UserError(f"{err.filename or found.path}: {err.strerror or err}") from None
+    except KeyboardInterrupt:
+        on_log = "nothing was published" if publisher is None else f"{bar.events} of its events are on the log"
+        print(
+            f"hindstream: interrupted at {found.path}; {on_log}. Run the import again: what is there already is not "
+            "added twice",
+            file=sys.stderr,
+        )
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _open_refused(path: Path) -> Iterator[TextIO]:
+    try:
+        file = path.open("w", encoding="ascii")
+    except OSError as err:
+        raise UserError(f"{path}: cannot be written ({err.strerror}); nothing was imported") from None
+    with file:
+        yield file
 
 
 @contextmanager
@@ -131,24 +164,3 @@ def _check_topic(servers: str) -> None:
             raise UserError(f"the broker at {servers} has no topic {AGENT_EVENTS}; run `hindstream topics create`")
     finally:
         admin.close()
-
-
-def _table(reports: list[ImportReport], title: str) -> Table:
-    table = Table(title=title, box=None, pad_edge=False, header_style="bold", title_justify="left")
-    table.add_column("file", overflow="fold")
-    for name in ("sessions", "turns", "next states", "verdicts", "events", "refused"):
-        table.add_column(name, justify="right")
-    rows = [(r.sessions, r.turns, sum(r.next_states.values()), r.verdicts, r.events, len(r.refused)) for r in reports]
-    for report, row in zip(reports, rows, strict=True):
-        table.add_row(report.file, *map(str, row))
-    if len(rows) > 1:
-        table.add_section()
-        table.add_row("all", *(str(sum(column)) for column in zip(*rows, strict=True)))
-    return table
-
-
-def _kinds(reports: list[ImportReport]) -> str:
-    total = Counter[str]()
-    for report in reports:
-        total.update(report.next_states)
-    return ", ".join(f"{count} {kind}" for kind, count in total.most_common()) or "none"

@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "topics": ("hindstream.cli.topics", "Create and check the Kafka topics.", "app"),
     "db": ("hindstream.cli.db", "Bring the database schema up to date.", "app"),
     "gateway": ("hindstream.cli.gateway", "The OpenAI-compatible server that records conversations.", "app"),
-    "import": ("hindstream.cli.imports", "Bring historical conversations into the log.", "app"),
+    "import": ("hindstream.cli.imports", "Bring historical conversations into the log.", "import_"),
     "worker": ("hindstream.cli.worker", "Record, link, judge, hint, teach, batch.", "app"),
     "learner": ("hindstream.cli.learner", "Turn micro-batches into weight versions.", "app"),
     "weights": ("hindstream.cli.weights", "List, verify and serve weight versions.", "app"),

@@ -17,7 +17,9 @@ HEAD_BYTES = 1 << 18
 """How much of a file is looked at. The first object of every format known shows what it is within a few KiB; a system
 prompt before that is seldom over 100 KiB."""
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_REFUSED = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_CONTROL = re.compile(r"[\x00-\x1f]")
+"""What the strict parser of cut JSON takes nowhere, or nowhere in text."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def _first_value(text: str) -> Any:
         return json.JSONDecoder(strict=False).raw_decode(text)[0]
     except json.JSONDecodeError as err:
         # Up to where it goes wrong it is the beginning of JSON, and that much tells the format.
-        begun = _SURROGATE.sub("?", text[: err.pos])
+        begun = _REFUSED.sub("?", _CONTROL.sub(" ", text[: err.pos]))
     except RecursionError:
         return None
     try:

@@ -7,14 +7,14 @@ can watch how far it came.
 from __future__ import annotations
 
 import codecs
-import gzip
 import io
 import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
@@ -23,6 +23,9 @@ import zstandard
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BUFFER = 1 << 18
 """Bytes asked of the disk at once. Below some 64 KiB system calls show; above, nothing is gained."""
+
+_PIECE = 1 << 11
+"""Compressed bytes that are unpacked at once. The most that 2 KiB can become, in zstd, is 64 MiB."""
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +64,16 @@ def open_log(path: Path) -> BinaryIO:
     Raises:
         OSError: the file cannot be opened.
     """
-    raw = cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, _Watched(path)), _BUFFER))
-    start = cast(io.BufferedReader, raw).peek(len(_ZSTD))
+    raw = io.BufferedReader(cast(io.RawIOBase, _Watched(path)), _BUFFER)
+    start = raw.peek(len(_ZSTD))
+    unpacker: Callable[[], _Unpacker]
     if start.startswith(_GZIP):
-        return cast(BinaryIO, io.BufferedReader(_Checked(path, gzip.GzipFile(fileobj=raw), raw), _BUFFER))
-    if start.startswith(_ZSTD):
-        reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
-        return cast(BinaryIO, io.BufferedReader(_Checked(path, cast(BinaryIO, reader), raw), _BUFFER))
-    return raw
+        unpacker = partial(zlib.decompressobj, wbits=16 + zlib.MAX_WBITS)
+    elif start.startswith(_ZSTD):
+        unpacker = zstandard.ZstdDecompressor().decompressobj
+    else:
+        return cast(BinaryIO, raw)
+    return cast(BinaryIO, io.BufferedReader(_Unpacked(path, cast(BinaryIO, raw), unpacker), _BUFFER))
 
 
 @dataclass(frozen=True)
@@ -111,25 +116,60 @@ class _Watched(io.FileIO):
         return count
 
 
-class _Checked(io.RawIOBase):
-    """A decompressing stream that ends at a fault, and tells it."""
+class _Unpacker(Protocol):
+    """What zlib and zstandard have in common: one compressed part of a file, fed piece by piece."""
 
-    def __init__(self, path: Path, stream: BinaryIO | gzip.GzipFile, below: BinaryIO) -> None:
-        self._path, self._stream, self._below = path, stream, below
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a compressed file of one part or several; ends at a fault, and tells it."""
+
+    def __init__(self, path: Path, packed: BinaryIO, unpacker: Callable[[], _Unpacker]) -> None:
+        self._path, self._packed, self._new = path, packed, unpacker
+        self._unpacker = unpacker()
+        self._begun, self._over = False, False
+        self._ready = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        try:
-            data = self._stream.read(len(buffer))
-        except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as err:
-            self._tell(f"the compressed file breaks off or is damaged: {err}")
-            return 0
-        buffer[: len(data)] = data
-        return len(data)
+        while not self._ready and not self._over:
+            self._ready = memoryview(self._next())
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
 
-    def _tell(self, reason: str) -> None:
+    def _next(self) -> bytes:
+        rest = self._unpacker.unused_data if self._unpacker.eof else b""
+        if self._unpacker.eof:
+            self._unpacker, self._begun = self._new(), False
+        if not self._begun:
+            rest = rest.lstrip(b"\0")  # what some tools pad a file with
+        data = rest or self._packed.read(_PIECE)
+        if not data:
+            self._over = True
+            if self._begun:
+                self._tell("it breaks off")
+            return b""
+        self._begun = True
+        try:
+            return self._unpacker.decompress(data)
+        except (zlib.error, zstandard.ZstdError) as err:
+            self._over = True
+            self._tell(str(err))
+            return b""
+
+    def _tell(self, fault: str) -> None:
+        reason = f"the compressed file breaks off or is damaged: {fault}"
         watcher = _watcher.get()
         if watcher is None:
             log.warning("%s: %s", self._path, reason)
@@ -138,6 +178,5 @@ class _Checked(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            self._stream.close()
-            self._below.close()
+            self._packed.close()
         super().close()

@@ -58,7 +58,7 @@ def test_tau_bench_goes_in_whole_and_its_verdicts_become_rewards(
     pipeline.start("worker", "worker", "run")
     pipeline.wait(lambda: pipeline.value("SELECT count(*) FROM runs") == 1, 90, "the run was not made")
     for name in ("import-1", "import-2"):
-        pipeline.start(name, "import", "tau-bench", str(path))
+        pipeline.start(name, "import", str(path))
         log = pipeline.services.log_dir / f"{name}.log"
         pipeline.services.finish(name, 120)
         assert str(expected["turns"]) in log.read_text()

@@ -12,10 +12,9 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 from typer.testing import CliRunner
 
-from hindstream.cli.imports import app
 from hindstream.cli.main import app as hindstream
 from producers.importers import IMPORTERS
-from producers.importing import CHUNK_RECORDS, ImportFailed, ImportReport, import_file, survey_file
+from producers.importing import CHUNK_RECORDS, ImportFailed, ImportReport, Progress, import_file, survey_file
 from schemas.claim_check import DirectoryBlobStore
 from schemas.envelope import WireRecord, decode
 from schemas.events import NextStateObserved, SessionClosed, TurnRecorded
@@ -70,20 +69,23 @@ def numbered(n: int) -> dict[str, object]:
 
 def test_the_report_counts_what_is_on_the_log(tmp_path: Path, blobs: DirectoryBlobStore) -> None:
     path = tau_file(tmp_path / "log.json", GOOD, "no entry", numbered(2))
-    log, progress = Log(), list[int]()
+    log, progress = Log(), list[Progress]()
     report = import_file(IMPORTERS["tau-bench"], path, log, blobs, progress.append)
     assert report == ImportReport(
         file="log.json",
+        format="tau-bench",
         events=8,
         sessions=2,
         turns=2,
         next_states={"user_reply": 2, "test_verdict": 2},
         verdicts=2,
+        feedback=0,
+        refused_rows=1,
         refused=report.refused,
     )
     assert [str(row) for row in report.refused] == ["log.json:19: entry 2 is a JSON string, not an object"]
     assert report == survey_file(IMPORTERS["tau-bench"], path)
-    assert progress == [8]
+    assert progress == [Progress(path.stat().st_size, 8, 1)]
     events = [decode(record.value, record.headers) for record in log.records]
     assert all(event.recorded_time for event in events)
     assert all(event.time is None for event in events)
@@ -92,10 +94,10 @@ def test_the_report_counts_what_is_on_the_log(tmp_path: Path, blobs: DirectoryBl
 
 def test_chunks_are_acknowledged_one_by_one(tmp_path: Path, blobs: DirectoryBlobStore) -> None:
     path = tau_file(tmp_path / "log.json", *map(numbered, range(200)))
-    log, progress = Log(), list[int]()
+    log, progress = Log(), list[Progress]()
     assert import_file(IMPORTERS["tau-bench"], path, log, blobs, progress.append).events == 800
     assert [len(chunk) for chunk in log.chunks] == [CHUNK_RECORDS, CHUNK_RECORDS, CHUNK_RECORDS, 800 - 3 * 256]
-    assert progress == [256, 512, 768, 800]
+    assert [step.events for step in progress] == [256, 512, 768, 800]
 
 
 def test_a_value_over_one_mebibyte_goes_by_claim_check(tmp_path: Path, blobs: DirectoryBlobStore) -> None:
@@ -119,7 +121,7 @@ def test_a_broker_that_goes_away_is_told_with_how_far_it_came(tmp_path: Path, bl
 
 def test_dry_run_counts_lists_and_needs_no_broker(tmp_path: Path) -> None:
     path = tau_file(tmp_path / "log.json", GOOD, "no entry")
-    result = CliRunner().invoke(app, ["tau-bench", "--dry-run", str(path)])
+    result = CliRunner().invoke(hindstream, ["import", "--dry-run", str(path)])
     assert result.exit_code == 0, result.output
     assert "1 user_reply, 1 test_verdict" in result.output
     assert "refused log.json:19: entry 2 is a JSON string" in result.output
@@ -127,20 +129,20 @@ def test_dry_run_counts_lists_and_needs_no_broker(tmp_path: Path) -> None:
 
 
 def test_exit_code_is_1_only_where_nothing_went_in(tmp_path: Path) -> None:
-    good, bad = tau_file(tmp_path / "good.json", GOOD), tau_file(tmp_path / "bad.json", 1, 2)
-    assert CliRunner().invoke(app, ["tau-bench", "--dry-run", str(bad), str(good)]).exit_code == 0
-    nothing = CliRunner().invoke(app, ["tau-bench", "--dry-run", str(bad)])
+    good, bad = tau_file(tmp_path / "good.json", GOOD), tau_file(tmp_path / "bad.json", {"traj": []})
+    assert CliRunner().invoke(hindstream, ["import", "--dry-run", str(bad), str(good)]).exit_code == 0
+    nothing = CliRunner().invoke(hindstream, ["import", "--dry-run", str(bad)])
     assert nothing.exit_code == 1
     assert "nothing went in" in nothing.output
 
 
 def test_users_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = CliRunner().invoke(hindstream, ["import", "tau-bench", "--dry-run", str(tmp_path / "nowhere.json")])
+    missing = CliRunner().invoke(hindstream, ["import", "--dry-run", str(tmp_path / "nowhere.json")])
     assert missing.exit_code == 2
     assert "nowhere.json: cannot be opened (No such file or directory)" in missing.output
     monkeypatch.setenv("HINDSTREAM_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS", raising=False)
-    no_broker = CliRunner().invoke(hindstream, ["import", "tau-bench", str(tau_file(tmp_path / "log.json", GOOD))])
+    no_broker = CliRunner().invoke(hindstream, ["import", str(tau_file(tmp_path / "log.json", GOOD))])
     assert no_broker.exit_code == 2
     assert "no broker: none runs here" in no_broker.output
 
@@ -165,7 +167,7 @@ def test_a_broker_without_the_topic_is_told_at_once(
 ) -> None:
     monkeypatch.setattr("hindstream.cli.imports.AGENT_EVENTS", "no-such-topic")
     monkeypatch.setenv("HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS", broker)
-    result = CliRunner().invoke(hindstream, ["import", "tau-bench", str(tau_file(tmp_path / "log.json", GOOD))])
+    result = CliRunner().invoke(hindstream, ["import", str(tau_file(tmp_path / "log.json", GOOD))])
     assert result.exit_code == 2
     assert "has no topic no-such-topic; run `hindstream topics create`" in result.output
 
@@ -180,7 +182,7 @@ def test_the_shared_file_on_a_real_broker(
     before = topic_records(broker)
     monkeypatch.setenv("HINDSTREAM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS", broker)
-    arguments = ["import", "tau-bench", str(TAU)]
+    arguments = ["import", str(TAU)]
     first, again = (CliRunner().invoke(hindstream, arguments) for _ in range(2))
     assert (first.exit_code, again.exit_code) == (0, 0), first.output
     assert "97" in first.output
@@ -204,7 +206,7 @@ def test_the_shared_file_on_a_real_broker(
 def test_an_address_where_no_broker_answers_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hindstream.cli.imports.BROKER_ANSWERS_S", 0.5)
     monkeypatch.setenv("HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")
-    result = CliRunner().invoke(hindstream, ["import", "tau-bench", str(tau_file(tmp_path / "log.json", GOOD))])
+    result = CliRunner().invoke(hindstream, ["import", str(tau_file(tmp_path / "log.json", GOOD))])
     assert result.exit_code == 2
     assert "no Kafka broker answers at 127.0.0.1:1" in result.output
 
