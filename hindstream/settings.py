@@ -143,6 +143,19 @@ class WorkerSettings(Section):
     """A session without a turn for this long counts as over, so that its last turn need not wait for ever."""
 
 
+class WatchSettings(Section):
+    prometheus_port: Port | None = None
+    """Where the learner answers Prometheus, at /metrics; 0 chooses a free port and prints it; unset: nowhere."""
+    prometheus_host: str = "127.0.0.1"
+    """Address of that endpoint. It has no login: open it to a private network only."""
+    tensorboard_dir: Path | None = None
+    """Directory for TensorBoard's event files, one below it a run; unset: none are written."""
+    wandb_project: str | None = None
+    """Project of Weights & Biases, for which the package wandb must be installed; unset: nothing is logged there."""
+    wandb_mode: Literal["offline", "online"] = "offline"
+    """offline writes to the home directory, to be sent with `wandb sync`; online sends at once."""
+
+
 class LearnerSettings(Section):
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
@@ -160,6 +173,7 @@ class LearnerSettings(Section):
     steps since the last one again; 1 saves after each."""
     weights_dir: Path | None = None
     """Where weight versions are written; unset means `weights` in the home directory."""
+    watch: WatchSettings = WatchSettings()
 
 
 class Settings(BaseSettings):
