@@ -21,7 +21,10 @@ from torch import Tensor
 
 STD_EPS = 1e-6
 """Added to a group's std, where peers agree most. Rewards in {-1, 0, 1} have a std of 0.07 at least in groups of up
-to 200, so it only keeps a group apart whose rewards differ by rounding."""
+to 200, so it changes nothing there; it holds rewards back that differ by less than a millionth."""
+
+_ROUNDING = 1e-9
+"""Relative. 0.1 + 0.2 and 0.3 are the same reward."""
 
 
 def group_advantage(
@@ -63,7 +66,8 @@ def leave_one_out_advantage(rewards: Sequence[float | None], groups: Sequence[st
 def informative_groups(
     rewards: Sequence[float | None], groups: Sequence[str | None]
 ) -> list[tuple[list[int], list[float]]]:
-    """Rows and rewards of each group that has at least two finite rewards, not all equal; in order of appearance.
+    """Rows and rewards of each group that has at least two finite rewards, not all equal (but for rounding); in order
+    of appearance.
 
     Raises:
         ValueError: `rewards` and `groups` differ in length.
@@ -75,6 +79,6 @@ def informative_groups(
     found = []
     for pairs in members.values():
         values = [value for _, value in pairs]
-        if min(values) < max(values):
+        if not math.isclose(min(values), max(values), rel_tol=_ROUNDING, abs_tol=_ROUNDING):
             found.append(([row for row, _ in pairs], values))
     return found

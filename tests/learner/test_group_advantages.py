@@ -61,7 +61,11 @@ def test_advantages_of_a_group_sum_to_0_and_do_not_depend_on_scale_or_shift() ->
         assert float(plain[part].sum()) == pytest.approx(0, abs=1e-5)
 
 
-def test_a_reward_in_the_thousands_keeps_its_differences() -> None:
+def test_rewards_that_differ_by_rounding_are_equal() -> None:
+    assert not group_advantage([0.1 + 0.2, 0.3], ["a", "a"])[1].any()
+
+
+def test_a_large_reward_keeps_its_differences() -> None:
     advantage, _ = group_advantage([100_000_001.0, 100_000_000.0], ["a", "a"], std=False)
     assert advantage.tolist() == [0.5, -0.5]
 
