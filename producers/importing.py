@@ -178,7 +178,10 @@ class _Tally:
                 self.verdicts += data.verdict is not None
             yield row
         if self.damage is not None:
-            self._refuse(RefusedRow(self.path.name, last_line, f"{self.damage}; what came before is in", ""))
+            # Put first, so that it is among those that are kept: it explains the others.
+            self._refuse(
+                RefusedRow(self.path.name, last_line, f"{self.damage}; what came before is in", ""), first=True
+            )
 
     def progress(self, events: int) -> Progress:
         return Progress(self.bytes_read, events, self.refused_rows)
@@ -197,9 +200,11 @@ class _Tally:
             refused=tuple(self.refused),
         )
 
-    def _refuse(self, row: RefusedRow) -> None:
+    def _refuse(self, row: RefusedRow, *, first: bool = False) -> None:
         self.refused_rows += 1
-        if len(self.refused) < REFUSED_KEPT:
+        if first:
+            self.refused.insert(0, row)
+        elif len(self.refused) < REFUSED_KEPT:
             self.refused.append(row)
         if self.on_refused is not None:
             self.on_refused(row)
