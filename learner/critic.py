@@ -130,8 +130,8 @@ class Critic:
             )
             done = value_loss(value_n, old_n, return_n, mask_n, clip=self.options.clip)
             loss = (done.loss * weight_n).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.collect()
+            with self._optimizer.collecting():
+                loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
             clipped += float(done.clipped.sum())
         return total, clipped
