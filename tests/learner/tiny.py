@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,15 +76,7 @@ def on_policy(model: Any, sample: TrainingSample) -> TrainingSample:
     (forward,) = plan_forwards([sample], 1)
     with torch.no_grad():
         own = response_log_probs(model, forward)[0].float().numpy()
-    return TrainingSample(
-        sample_id=sample.sample_id,
-        prompt_ids=sample.prompt_ids,
-        response_ids=sample.response_ids,
-        response_logprobs=own,
-        reward=sample.reward,
-        teacher_logprobs=sample.teacher_logprobs,
-        truncated=sample.truncated,
-    )
+    return replace(sample, response_logprobs=own)
 
 
 def weights(model: Any) -> dict[str, torch.Tensor]:
