@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from hindstream.errors import UserError
 from schemas.recipes import PRESETS, InvalidRecipe, Recipe, recipe_from_dict, recipe_named
+from schemas.recipes.changes import parse_overrides
+from schemas.recipes.plain import overlaid
 
 
-def load_recipe(name_or_path: str) -> Recipe:
-    """A preset by name, or the recipe in a `.toml` or `.json` file.
+def load_recipe(name_or_path: str, assignments: Sequence[str] = ()) -> Recipe:
+    """A preset by name, or the recipe in a `.toml` or `.json` file, with `assignments` (`loss.clip_high=0.3`) over it.
 
     Raises:
         UserError: no such preset or file, or a recipe that cannot work; it names the field.
     """
+    try:
+        recipe = _named(name_or_path)
+        if not assignments:
+            return recipe
+        return recipe_from_dict(overlaid(msgspec.to_builtins(recipe), parse_overrides(assignments)))
+    except InvalidRecipe as err:
+        raise UserError(f"run.recipe: {err}") from None
+
+
+def _named(name_or_path: str) -> Recipe:
     path = Path(name_or_path)
     try:
         if path.suffix == ".toml":
@@ -27,5 +42,3 @@ def load_recipe(name_or_path: str) -> Recipe:
         raise UserError(f"run.recipe: there is no file {path}; presets are {', '.join(PRESETS)}") from None
     except (tomllib.TOMLDecodeError, json.JSONDecodeError) as err:
         raise UserError(f"run.recipe: {path} cannot be read: {err}") from None
-    except InvalidRecipe as err:
-        raise UserError(f"run.recipe: {err}") from None

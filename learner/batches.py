@@ -18,11 +18,16 @@ from schemas.states import DROP_REASONS
 
 @dataclass(frozen=True)
 class Loaded:
-    """One sample, and whose tokens it holds: the policy that answered and the oldest weight version among them."""
+    """One sample, and whose tokens it holds: the policy that answered and the oldest weight version among them.
+
+    `replayed`: a replay trains what an older policy said. No version of the new one is comparable with it, so no
+    staleness is known; how far off it is shows in the importance ratios.
+    """
 
     sample: TrainingSample
     policy: str
     oldest_version: int | None
+    replayed: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Drop:
 
 _CONTENT = """
 SELECT s.sample_id, s.content_digest, s.state, t.prompt_ids, t.response_ids, t.response_logprobs, t.finish_reason,
-       t.policy, t.oldest_version, w.value AS reward, c.logprobs, c.topk_ids, c.topk_logprobs
+       t.policy, t.oldest_version, s.replay_order IS NOT NULL AS replayed, w.value AS reward, c.logprobs, c.topk_ids, c.topk_logprobs
 FROM samples s
 JOIN turns t ON t.turn_id = s.turn_id
 LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
@@ -95,6 +100,19 @@ def why_not(one: Loaded, *, policy: str, version: int, bound: int, options: Step
     Staleness is `version` minus the oldest version among its tokens; `bound` versions are allowed, 0 means the same
     version only.
     """
+    if not one.replayed and (old := _too_old(one, policy, version, bound)) is not None:
+        return old
+    try:
+        one.sample.check()
+    except InvalidSample as err:
+        return Drop(err.reason if err.reason in DROP_REASONS else "hint_failed", str(err))
+    if not build_objective([one.sample], options).kept.any():
+        cut = one.sample.truncated and not options.train_truncated
+        return Drop("no_signal", "cut off at the length limit" if cut else "no token of it carries a gradient")
+    return None
+
+
+def _too_old(one: Loaded, policy: str, version: int, bound: int) -> Drop | None:
     if one.policy != policy:
         return Drop(
             "unknown_version", f"answered by policy {one.policy!r}, so its version says nothing about {policy!r}"
@@ -107,13 +125,6 @@ def why_not(one: Loaded, *, policy: str, version: int, bound: int, options: Step
     if staleness > bound:
         detail = f"oldest token by version {one.oldest_version}, weights in training {version}"
         return Drop("stale", f"{detail}: {staleness} behind, at most {bound} allowed")
-    try:
-        one.sample.check()
-    except InvalidSample as err:
-        return Drop(err.reason if err.reason in DROP_REASONS else "hint_failed", str(err))
-    if not build_objective([one.sample], options).kept.any():
-        cut = one.sample.truncated and not options.train_truncated
-        return Drop("no_signal", "cut off at the length limit" if cut else "no token of it carries a gradient")
     return None
 
 
@@ -141,7 +152,7 @@ def _checked(row: Any) -> Loaded:
         teacher_logprobs=None if row.logprobs is None else unpack_floats(row.logprobs),
         truncated=row.finish_reason == "length",
     )
-    return Loaded(sample, row.policy, row.oldest_version)
+    return Loaded(sample, row.policy, row.oldest_version, row.replayed)
 
 
 def _name(message: MicroBatchPublished) -> str:

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "import": ("hindstream.cli.imports", "Bring historical conversations into the log.", "import_"),
     "worker": ("hindstream.cli.worker", "Record, link, judge, hint, teach, batch.", "app"),
     "learner": ("hindstream.cli.learner", "Turn micro-batches into weight versions.", "app"),
+    "replay": ("hindstream.cli.replay", "Rerun the log, or files, under another recipe.", "replay"),
     "weights": ("hindstream.cli.weights", "List, verify and serve weight versions.", "app"),
     "sql": ("hindstream.cli.sql", "Ask the database a question and print the rows.", "sql"),
     "dashboard": (

@@ -19,6 +19,7 @@ from hindstream.settings import ModelServer, Settings, load_settings
 from processors.batcher import BatcherConfig
 from processors.config import ROLES, RecorderConfig, Role, RunConfig, WorkerConfig, WorkerMisconfigured
 from processors.evaluators.config import EvaluatorsConfig, ServerConfig
+from processors.evaluators.queue import Signal
 from processors.idle import IdleConfig
 from processors.relay import RelayConfig
 from processors.runs import RunMismatch
@@ -83,7 +84,7 @@ def worker_config(settings: Settings, endpoints: Resolved, roles: tuple[Role, ..
             data_dir=settings.home_dir / "worker",
             blob_dir=settings.blobs_dir,
         ),
-        evaluators=_evaluators(settings, endpoints) if "evaluators" in roles else None,
+        evaluators=evaluators_config(settings, endpoints) if "evaluators" in roles else None,
         batcher=BatcherConfig(),
         relay=RelayConfig(bootstrap_servers=servers),
         idle=IdleConfig(
@@ -93,12 +94,27 @@ def worker_config(settings: Settings, endpoints: Resolved, roles: tuple[Role, ..
     )
 
 
-def _evaluators(settings: Settings, endpoints: Resolved) -> EvaluatorsConfig:
+def evaluators_config(
+    settings: Settings,
+    endpoints: Resolved,
+    *,
+    judge: bool = True,
+    teacher: bool = True,
+    runs: tuple[str, ...] | None = None,
+    signals: tuple[Signal, ...] = ("reward", "hint", "teacher"),
+) -> EvaluatorsConfig:
+    """The configuration of an evaluator service; only the servers that it needs are looked for.
+
+    Raises:
+        UserError: a server that it needs is not there.
+    """
     return EvaluatorsConfig(
         worker=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
-        judge=_server(endpoints.judge_url, settings.judge),
-        teacher=_server(endpoints.teacher_url, settings.teacher),
-        policy=_server(endpoints.policy_url, settings.policy),
+        judge=_server(endpoints.judge_url, settings.judge) if judge else None,
+        teacher=_server(endpoints.teacher_url, settings.teacher) if teacher else None,
+        policy=_server(endpoints.policy_url, settings.policy) if teacher else None,
+        runs=runs,
+        signals=signals,
         concurrency=settings.worker.concurrency,
         lease_s=settings.worker.lease_s,
     )

@@ -45,7 +45,10 @@ _CONNECTIONS = 8
 class Log(Protocol):
     """Where a replay reads: a range of a topic, or files."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The topic, or `file:` and what tells the files from others."""
+        ...
 
     def bounds(self, selection: Selection) -> tuple[Offsets, Offsets]:
         """First offset, and offset after the last, of each partition."""
