@@ -40,7 +40,8 @@ class Drop:
 
 _CONTENT = """
 SELECT s.sample_id, s.content_digest, s.state, t.prompt_ids, t.response_ids, t.response_logprobs, t.finish_reason,
-       t.policy, t.oldest_version, s.replay_order IS NOT NULL AS replayed, w.value AS reward, c.logprobs, c.topk_ids, c.topk_logprobs
+       t.policy, t.oldest_version, s.replay_order IS NOT NULL AS replayed, w.value AS reward,
+       c.logprobs, c.topk_ids, c.topk_logprobs
 FROM samples s
 JOIN turns t ON t.turn_id = s.turn_id
 LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
