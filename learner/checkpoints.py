@@ -5,14 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from learner.errors import LearnerStopped
-from learner.manifest import FILE, WEIGHT_SUFFIX, Lineage, build_manifest, read_manifest
+from learner.manifest import DELTA_SUFFIX, FILE, PRUNING, WEIGHT_SUFFIX, Lineage, build_manifest, read_manifest
 from schemas.digests import canonical_json
 
 TEMPORARY = ".writing-"
@@ -80,9 +80,11 @@ def refuse_foreign(target: Path, lineage: Lineage) -> None:
         )
 
 
-def write_version(
-    target: Path, lineage: Lineage, fill: Callable[[Path], None], *, fault: Callable[[str], None]
-) -> dict[str, Any]:
+Fill = Callable[[Path], Mapping[str, Any] | None]
+"""Writes a version's files into a directory, and gives what its manifest says beside the files and the lineage."""
+
+
+def write_version(target: Path, lineage: Lineage, fill: Fill, *, fault: Callable[[str], None]) -> dict[str, Any]:
     """Make a version directory whole: `fill` writes files into a temporary one, then manifest, sync and rename.
     Returns the manifest.
 
@@ -93,32 +95,43 @@ def write_version(
         OSError: the disk is full or not writable; `target` is as it was.
     """
     refuse_foreign(target, lineage)
+    with beside(target) as temporary:
+        more = fill(temporary)
+        fault("mid_save")
+        manifest = build_manifest(temporary, lineage, more)
+        fault("before_manifest")
+        (temporary / FILE).write_bytes(canonical_json(manifest))
+        sync_all(temporary)
+        fault("after_manifest_before_rename")
+        put_in_place(temporary, target)
+    fault("after_rename")
+    return manifest
+
+
+@contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """An empty directory on the disk of `target`, gone at the end unless it was renamed."""
     temporary = target.parent / f"{TEMPORARY}{target.name}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        fill(temporary)
-        fault("mid_save")
-        manifest = build_manifest(temporary, lineage)
-        (temporary / FILE).write_bytes(canonical_json(manifest))
-        for path in temporary.iterdir():
-            _sync(path)
-        _sync(temporary)
-    except BaseException:
+        yield temporary
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
+
+
+def put_in_place(temporary: Path, target: Path) -> None:
+    """Have `temporary`, whose files are synced, at `target`; what is there goes."""
     if target.exists():
         shutil.rmtree(target)
     temporary.rename(target)
     _sync(target.parent)
-    fault("after_rename")
-    return manifest
 
 
 def copy_support_files(source: Path, target: Path) -> None:
     """Everything of a version but its weights, manifest and what `target` has of its own: tokenizer, templates."""
     for path in source.iterdir():
-        copied = path.is_file() and not path.name.endswith((WEIGHT_SUFFIX, ".index.json", FILE))
+        copied = path.is_file() and not path.name.endswith((WEIGHT_SUFFIX, DELTA_SUFFIX, ".index.json", FILE))
         if copied and not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)
 
@@ -131,22 +144,36 @@ def copy_model(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def prune(weights_dir: Path, policy: str, keep: Iterable[int]) -> list[int]:
-    """Delete the files of versions that are not in `keep`, all but their manifest, and what a crash left half written.
-    Returns the versions whose files went."""
-    kept = set(keep)
-    root = policy_dir(weights_dir, policy)
-    gone = []
-    for directory in sorted(root.glob("v[0-9]*")):
-        files = [path for path in directory.iterdir() if path.name != FILE]
-        if int(directory.name[1:]) not in kept and files:
-            # Weights first: a version without any is known to be pruned, whatever a crash leaves of the rest.
-            for path in sorted(files, key=lambda path: not path.name.endswith(WEIGHT_SUFFIX)):
-                path.unlink()
-            gone.append(int(directory.name[1:]))
-    for leftover in root.glob(f"{TEMPORARY}*"):
+def prune(directory: Path, *, fault: Callable[[str], None]) -> bool:
+    """Delete a version's files, all but its manifest. Returns whether there were any.
+
+    A mark lies there meanwhile: where a crash leaves some of the files, the version counts as deleted, and the next
+    call finishes.
+    """
+    files = [path for path in directory.iterdir() if path.name not in (FILE, PRUNING)]
+    mark = directory / PRUNING
+    if not files and not mark.exists():
+        return False
+    mark.touch()
+    _sync(directory)
+    for path in sorted(files):
+        path.unlink()
+        fault("mid_prune")
+    mark.unlink()
+    return True
+
+
+def clear_leftovers(weights_dir: Path, policy: str) -> None:
+    """Delete what a crash left half written. Only for who holds the policy's directory (`only_writer`)."""
+    for leftover in policy_dir(weights_dir, policy).glob(f"{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    return gone
+
+
+def sync_all(directory: Path) -> None:
+    """Have the files in `directory`, and their names, on the disk."""
+    for path in directory.iterdir():
+        _sync(path)
+    _sync(directory)
 
 
 def _sync(path: Path) -> None:

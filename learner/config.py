@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 LEAST_KEPT = 2
 """A server may still be reading the version before the newest, so at least these two keep their files."""
@@ -35,8 +35,23 @@ class LearnerConfig:
     """torch's threads; 0 leaves torch's own choice. Fixed threads make a rerun byte for byte the same."""
     tokens_per_forward: int = 1024
     """Padded tokens of one forward pass. More gains no speed on a CPU and costs memory for activations."""
+    publish: Literal["full", "delta", "adapter"] = "full"
+    """What of a version goes to disk: all weights, what differs from the newest full version, or a LoRA adapter."""
+    full_every: int = 16
+    """With deltas: versions between two full ones. A delta grows with the distance from its base, and losing a base
+    loses every delta of it."""
+    deterministic: bool = False
+    """Refuse every operation whose result may differ between two runs on the same machine."""
     keep_last: int = 5
     """Versions whose weight files are kept, beside the base and whatever a server serves. Rows and manifests stay."""
+    keep_every: int = 0
+    """Every so many versions one is kept for good; 0: none."""
+    upload_url: str | None = None
+    """Where copies of versions go, as fsspec names it (`s3://bucket/prefix`); None: nowhere."""
+    upload_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """fsspec's options of that storage, secrets among them."""
+    upload_wait_s: float = 60.0
+    """The longest that a learner that ends waits for copies; what is missing then, the next one makes."""
     state_every: int = 4
     """Versions between two saved trainer states. A state is six times the weights, so saving each would cost more than
     small steps do; a restart repeats at most this many steps less one."""
@@ -57,6 +72,8 @@ class FollowConfig:
     policy: str
     weights_dir: Path
     """Where versions lie if they are no longer where they were written: the home directory was moved."""
+    assembled_dir: Path
+    """Where deltas are put together for the server, which must see it: the home directory's `serving`."""
     server_url: str
     model: str
     """The server's name of the model."""

@@ -8,20 +8,24 @@ and compared with the version on disk. No row is written: those steps are commit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
 from learner.batches import load_trained
-from learner.checkpoints import locate
+from learner.checkpoints import beside, locate
 from learner.config import LearnerConfig
 from learner.database import Stopped, in_transaction
+from learner.deltas import DeltaFault, apply_delta
+from learner.determinism import differences, threads_of
 from learner.errors import LearnerStopped
-from learner.manifest import has_weights, problems
+from learner.manifest import base_of, has_weights, kind_of, problems, result_files
 from learner.options import step_options
 from learner.policy import Policy
 from learner.trainer_state import read_states
@@ -70,33 +74,47 @@ def resume(config: LearnerConfig, engine: Engine, stop: Event) -> Resumed:
         LearnerStopped: the base model, a sample or the newest version is not as it was.
         Stopped: `stop` was set meanwhile.
     """
-    versions = in_transaction(engine, stop, lambda connection: _versions(connection, config.policy))
+    versions = in_transaction(engine, stop, partial(version_rows, policy=config.policy))
     newest = versions[-1]
+    policy, replayed = fold(config, engine, stop, versions, state_until=newest.version)
+    if len(versions) > 1:
+        _compare(policy, config, versions, replayed=replayed)
+    if policy.run != config.run:
+        policy.change_run(config.run, _options(config, engine, stop, config.run))
+    return Resumed(policy, newest.version, newest.manifest_sha256, replayed)
+
+
+def fold(
+    config: LearnerConfig, engine: Engine, stop: Event, versions: list[Any], *, state_until: int
+) -> tuple[Policy, int]:
+    """The policy at the last of `versions` (rows from 0 on), and how many steps were trained again for it: from the
+    newest whole state of a version up to `state_until`, or from version 0 where there is none or that is 0.
+
+    Raises:
+        LearnerStopped: the base model or a sample is not as it was.
+        Stopped: `stop` was set meanwhile.
+    """
     base = locate(versions[0].path, config.weights_dir, config.policy, 0)
     wrong = problems(base, versions[0].manifest)
     if wrong:
         raise LearnerStopped(f"version 0 of policy {config.policy!r} is not whole: {'; '.join(wrong)}")
-
-    def options(run: str) -> Any:
-        recipe = in_transaction(engine, stop, lambda connection: recipe_of(connection, run))
-        return step_options(recipe, config.tokens_per_forward)
-
-    state = _newest_state(config, versions)
+    options = partial(_options, config, engine, stop)
+    state = _newest_state(config, versions[: state_until + 1])
     begin = state["version"] if state else 0
     run = state["run"] if state else (versions[1].run if len(versions) > 1 else config.run)
     policy = Policy(base, run=run, options=options(run), dtype=config.dtype, device=config.device)
     if state:
         policy.trainer.load_state_dict(state["trainer"])
     _replay(policy, versions[begin + 1 :], options, engine, stop)
-    if len(versions) > 1:
-        _compare(policy, config, newest, replayed=newest.version - begin)
-    if policy.run != config.run:
-        policy.change_run(config.run, options(config.run))
-    return Resumed(policy, newest.version, newest.manifest_sha256, newest.version - begin)
+    return policy, len(versions) - 1 - begin
 
 
-def _versions(connection: Connection, policy: str) -> list[Any]:
-    """Rows of every version, from 0 without a gap."""
+def version_rows(connection: Connection, policy: str) -> list[Any]:
+    """Rows of every version, from 0 without a gap.
+
+    Raises:
+        LearnerStopped: there is a gap, or no row.
+    """
     rows = list(
         connection.execute(
             select(weight_versions).where(weight_versions.c.policy == policy).order_by(weight_versions.c.version)
@@ -105,6 +123,11 @@ def _versions(connection: Connection, policy: str) -> list[Any]:
     if [row.version for row in rows] != list(range(len(rows))) or not rows:
         raise LearnerStopped(f"policy {policy!r}: its weight versions have a gap; restore the rows of weight_versions")
     return rows
+
+
+def _options(config: LearnerConfig, engine: Engine, stop: Event, run: str) -> Any:
+    recipe = in_transaction(engine, stop, partial(recipe_of, run=run))
+    return step_options(recipe, config.tokens_per_forward)
 
 
 def _newest_state(config: LearnerConfig, versions: list[Any]) -> dict[str, Any] | None:
@@ -124,7 +147,8 @@ def _replay(policy: Policy, versions: list[Any], options: Callable[[str], Any], 
             policy.change_run(row.run, options(row.run))
         batch = row.micro_batch_id
         samples = in_transaction(engine, stop, partial(load_trained, micro_batch_id=batch))
-        result = policy.trainer.train(samples) if samples else None
+        with threads_of(row.manifest):
+            result = policy.trainer.train(samples) if samples else None
         if result is None or result.skipped_reason:
             raise LearnerStopped(
                 f"version {row.version} cannot be made again: its micro-batch {batch} now gives no step "
@@ -133,12 +157,14 @@ def _replay(policy: Policy, versions: list[Any], options: Callable[[str], Any], 
             )
 
 
-def _compare(policy: Policy, config: LearnerConfig, newest: Any, *, replayed: int) -> None:
+def _compare(policy: Policy, config: LearnerConfig, versions: list[Any], *, replayed: int) -> None:
+    newest = versions[-1]
     directory = locate(newest.path, config.weights_dir, config.policy, newest.version)
     if not has_weights(directory):
         log.warning("version %d has no weight files in %s; it cannot be compared", newest.version, directory)
         return
-    difference = policy.largest_difference(directory)
+    with _whole(config, newest, versions, directory) as whole:
+        difference = policy.largest_difference(whole)
     if difference and not replayed:
         raise LearnerStopped(
             f"the weights in {directory} are not those of the trainer that made them (off by up to {difference:.3g}); "
@@ -146,8 +172,24 @@ def _compare(policy: Policy, config: LearnerConfig, newest: Any, *, replayed: in
         )
     if difference:
         log.warning(
-            "version %d made again is off by up to %.3g: another number of threads, device or library made the first. "
-            "Training goes on from it",
+            "version %d made again is off by up to %.3g (%s). Training goes on from it",
             newest.version,
             difference,
+            "; ".join(differences(newest.manifest, config)) or "nothing that is known differs",
         )
+
+
+@contextmanager
+def _whole(config: LearnerConfig, row: Any, versions: list[Any], directory: Path) -> Iterator[Path]:
+    """The directory of a version with all its weights; a delta is put together for the while."""
+    base = base_of(row.manifest)
+    if kind_of(row.manifest) != "delta" or base is None:
+        yield directory
+        return
+    base_dir = locate(versions[base].path, config.weights_dir, config.policy, base)
+    with beside(directory) as scratch:
+        try:
+            apply_delta(base_dir, directory, result_files(row.manifest), scratch)
+        except DeltaFault as err:
+            raise LearnerStopped(f"version {row.version}: {err}; see `hindstream weights verify`") from err
+        yield scratch

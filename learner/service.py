@@ -10,24 +10,33 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 
-import torch
 from sqlalchemy import Connection, Engine, text
 
 from learner import checkpoints
 from learner.batches import load_batch
 from learner.commit import NewVersion, StepRecord, commit_step
-from learner.config import LEAST_KEPT, LearnerConfig
+from learner.config import LearnerConfig
 from learner.database import Stopped, in_transaction, make_engine
+from learner.determinism import settle
 from learner.errors import LearnerStopped
 from learner.fold import resume
-from learner.manifest import Lineage, manifest_digest
+from learner.manifest import Lineage, kind_of, manifest_digest
 from learner.micro_batch_log import MicroBatchLog
+from learner.publishing import filling
+from learner.retention import apply_rules, rules_of
 from learner.startup import make_base_version, not_written, wait_for_recipe
+from learner.stored import Version, newest_full, stored_version
 from learner.topic import TopicReader
 from learner.train_batch import train_batch
 from learner.trainer_state import state_file, write_state
+from learner.upload import Uploads
+from learner.watching.observers import Observers
+from learner.watching.steps import StepObserver, StepSeen, line
+from learner.watching.table import write_definitions
 from schemas.messages import MicroBatchPublished
 from schemas.recipes import Recipe
 from schemas.topics import MICRO_BATCHES
@@ -54,18 +63,15 @@ _OVERDUE = text(
         WHERE b.run = :run AND b.seq = :seq AND o.sent_at < now() - make_interval(secs => :overdue))
     """
 )
-_SERVED = text(
-    """
-    SELECT version FROM (
-        SELECT DISTINCT ON (server) policy, version FROM weight_loads WHERE status = 'serving'
-        ORDER BY server, created_at DESC) newest
-    WHERE policy = :policy
-    """
-)
 
 
-def run_learner(config: LearnerConfig, stop: threading.Event | None = None) -> None:
-    """Train until `stop` is set, by SIGTERM or SIGINT too, or `stop_after`; the micro-batch in hand is finished.
+def run_learner(
+    config: LearnerConfig,
+    stop: threading.Event | None = None,
+    watchers: Sequence[Callable[[], StepObserver]] = (),
+) -> None:
+    """Train until `stop` is set, by SIGTERM or SIGINT too, or `stop_after`; the micro-batch in hand is finished. Each
+    of `watchers` opens one that is shown every step.
 
     Raises:
         LearnerStopped: it cannot go on; the message says why and what to do. The version before stays in force.
@@ -76,29 +82,46 @@ def run_learner(config: LearnerConfig, stop: threading.Event | None = None) -> N
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             handlers[number] = signal.signal(number, lambda *_: stop.set())
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    settle(config)
     engine = make_engine(config.database_url, "hindstream-learner")
+    observers = Observers(watchers)
     try:
         with checkpoints.only_writer(config.weights_dir, config.policy):
+            checkpoints.clear_leftovers(config.weights_dir, config.policy)
             make_base_version(config, engine, stop)
             recipe = wait_for_recipe(config, engine, stop)
-            _Learner(config, engine, recipe, stop).run()
+            in_transaction(engine, stop, write_definitions)
+            uploads = Uploads(config)
+            try:
+                _Learner(config, engine, recipe, stop, uploads, observers).run()
+            finally:
+                uploads.finish(config.upload_wait_s)
     except Stopped:
         log.info("stopped")
     finally:
+        observers.close()
         engine.dispose()
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 class _Learner:
-    def __init__(self, config: LearnerConfig, engine: Engine, recipe: Recipe, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        config: LearnerConfig,
+        engine: Engine,
+        recipe: Recipe,
+        stop: threading.Event,
+        uploads: Uploads,
+        observers: Observers,
+    ) -> None:
         self._config, self._engine, self._recipe, self._stop = config, engine, recipe, stop
+        self._uploads, self._observers = uploads, observers
         resumed = resume(config, engine, stop)
         self._policy, self._version, self._manifest = resumed.policy, resumed.version, resumed.manifest_sha256
         # A state that had to be made again is worth saving at once.
         self._state_of = -1 if resumed.replayed else self._version
+        self._base, self._full = in_transaction(engine, stop, self._bases)
         self._consumed = 0
         log.info("policy %s: training goes on from version %d", config.policy, self._version)
 
@@ -175,7 +198,8 @@ class _Learner:
         made = None
         if step.skipped_reason is None:
             try:
-                manifest = checkpoints.write_version(target, lineage, self._policy.write, fault=config.fault)
+                fill = filling(self._policy, config, lineage.version, self._full, self._base)
+                manifest = checkpoints.write_version(target, lineage, fill, fault=config.fault)
             except OSError as err:
                 raise not_written(lineage.version, err) from err
             made = NewVersion(lineage.version, str(target), manifest)
@@ -193,17 +217,15 @@ class _Learner:
         self._consumed += 1
         if made is not None:
             self._version, self._manifest = made.version, manifest_digest(made.manifest)
+            if kind_of(made.manifest) == "full":
+                self._full = Version(config.policy, made.version, target, made.manifest)
+            self._uploads.wake()
             self._prune()
             if self._version - self._state_of >= config.state_every:
                 self._save_state()
-        log.info(
-            "micro-batch %d: %s, %d trained, %d dropped, %.1f s",
-            message.seq,
-            f"version {made.version}" if made else f"no step ({step.skipped_reason})",
-            step.samples,
-            len(step.ends) - step.samples,
-            record.seconds,
-        )
+        seen = StepSeen.of(record)
+        self._observers.observe(seen)
+        log.info("%s", line(seen))
 
     def _commit(self, record: StepRecord) -> None:
         def work(connection: Connection) -> bool:
@@ -215,14 +237,21 @@ class _Learner:
         if not in_transaction(self._engine, threading.Event(), work):
             log.info("micro-batch %d was committed, only the answer had been lost", record.message.seq)
 
+    def _bases(self, connection: Connection) -> tuple[Version, Version]:
+        """Version 0, and the newest full version."""
+        place, policy = self._config.weights_dir, self._config.policy
+        return stored_version(connection, place, policy, 0), newest_full(connection, place, policy)
+
     def _prune(self) -> None:
-        named = {"policy": self._config.policy}
-        served = in_transaction(
-            self._engine, self._stop, lambda connection: connection.execute(_SERVED, named).scalars().all()
+        config = self._config
+        work = partial(
+            apply_rules,
+            weights_dir=config.weights_dir,
+            policy=config.policy,
+            rules=rules_of(config),
+            fault=config.fault,
         )
-        last = max(self._config.keep_last, LEAST_KEPT)
-        keep = {0, *served, *range(self._version - last + 1, self._version + 1)}
-        gone = checkpoints.prune(self._config.weights_dir, self._config.policy, keep)
+        gone = in_transaction(self._engine, self._stop, work).gone
         if gone:
             log.info("deleted the weight files of version %s", ", ".join(map(str, gone)))
 
@@ -236,8 +265,10 @@ class _Learner:
                 run=self._policy.run,
                 manifest_sha256=self._manifest,
                 trainer=self._policy.trainer.state_dict(),
+                fault=self._config.fault,
             )
         except OSError as err:
             log.warning("the trainer's state was not saved (%s); a restart makes it again from the log", err)
             return
         self._state_of = self._version
+        self._config.fault("after_state_save")

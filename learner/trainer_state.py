@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from learner.checkpoints import TEMPORARY, policy_dir
+from learner.config import no_fault
 
 STATES_KEPT = 2
 """The newest and the one before, should the newest be torn."""
@@ -27,8 +28,17 @@ def state_file(weights_dir: Path, policy: str, version: int) -> Path:
     return policy_dir(weights_dir, policy) / "state" / f"v{version:06d}.pt"
 
 
-def write_state(target: Path, *, version: int, run: str, manifest_sha256: str, trainer: dict[str, Any]) -> None:
-    """Keep the state of the version that `manifest_sha256` names, and only the newest few.
+def write_state(
+    target: Path,
+    *,
+    version: int,
+    run: str,
+    manifest_sha256: str,
+    trainer: dict[str, Any],
+    fault: Callable[[str], None] = no_fault,
+) -> None:
+    """Keep the state of the version that `manifest_sha256` names, and only the newest few. What an interrupted try left
+    half written goes too: it may be as large as a state.
 
     Raises:
         OSError: it could not be written; the states before are as they were.
@@ -38,11 +48,12 @@ def write_state(target: Path, *, version: int, run: str, manifest_sha256: str, t
     state = {"version": version, "run": run, "manifest_sha256": manifest_sha256, "trainer": trainer}
     try:
         torch.save(state, temporary)
+        fault("mid_state_save")
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    for old in sorted(target.parent.glob("v*.pt"))[:-STATES_KEPT]:
+    for old in [*sorted(target.parent.glob("v*.pt"))[:-STATES_KEPT], *target.parent.glob(f"{TEMPORARY}*")]:
         old.unlink()
 
 
