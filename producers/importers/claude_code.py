@@ -17,7 +17,8 @@ from producers.importers.content import content_text, spoken
 from producers.importers.detect import Head, head_of
 from producers.importers.json_scan import Broken, Item, excerpt_of, read_text, scan_object
 from producers.importers.jsonl import BrokenLine, rows_of, split_rows, values_of
-from producers.importers.transcript import Place, Transcript
+from producers.importers.place import Place
+from producers.importers.transcript import Transcript
 from schemas.events import FinishReason, Response
 
 NAME = "claude-code"

@@ -17,7 +17,8 @@ from producers.importers.json_scan import Item, excerpt_of, json_type
 from producers.importers.jsonl import rows_of, split_rows, values_of
 from producers.importers.links import Links
 from producers.importers.openclaw_people import said_by_person
-from producers.importers.transcript import Place, Transcript
+from producers.importers.place import Place
+from producers.importers.transcript import Transcript
 from schemas.digests import digest_of
 from schemas.events import FinishReason, Response, ToolCall
 from schemas.text import sanitise
