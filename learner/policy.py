@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,15 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from learner.checkpoints import copy_support_files
-from learner.companions import Companion, FrozenModel, Lent, Reference
-from learner.critic import Critic, CriticOptions
+from learner.companions import FrozenModel
 from learner.errors import LearnerStopped
 from learner.lora import add_adapter, merged_state, save_adapter
 from learner.manifest import WEIGHT_SUFFIX
-from learner.measuring import Others
 from learner.optimizer import MasterAdamW
+from learner.others import make_others
 from learner.recompute import recompute_layers
 from learner.step import PolicyTrainer
-from learner.step_options import StepOptions, TeacherOptions
-from learner.teachers import BestTeacher, EmaTeacher
+from learner.step_options import StepOptions
 from learner.tensors import architecture_difference
 
 
@@ -115,7 +114,7 @@ class Policy:
 
     def _build(self, options: StepOptions, weights: dict[str, Tensor] | None) -> None:
         """The model with these weights, by default the base's, and with the adapters that `options` ask."""
-        self._model = load_model(self._base, self._dtype, self._device)
+        self._model = self._load_base()
         self._moved = weights is not None
         if weights is not None:
             self._model.load_state_dict(weights)
@@ -130,30 +129,11 @@ class Policy:
         optimizer = MasterAdamW(
             self._model, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
         )
-        lent = Lent(self._model, optimizer)
-        others = Others(
-            reference=self._reference(lent) if options.needs_reference else None,
-            teacher=_teacher(lent, options.teacher) if options.needs_teacher else None,
-            critic=self._critic(options) if options.needs_critic else None,
-        )
+        others = make_others(self._model, optimizer, options, self._load_base)
+        if options.needs_reference and self.has_adapter and self._moved:
+            # Under the adapters lie the weights of another run: without adapters they are not version 0.
+            others = replace(others, reference=FrozenModel(self._load_base()))
         return PolicyTrainer(self._model, options, others, optimizer)
 
-    def _reference(self, lent: Lent) -> Companion:
-        """Version 0."""
-        if self._lora is None:
-            base = load_model(self._base, self._dtype, self._device)
-            return Reference(lent, [parameter.detach() for parameter in base.parameters()])
-        if self._moved:  # under the adapters lie the weights of another run
-            return FrozenModel(load_model(self._base, self._dtype, self._device))
-        return Reference(lent, [torch.zeros_like(parameter) for parameter in lent.rounded()])
-
-    def _critic(self, options: StepOptions) -> Critic:
-        critic = options.critic or CriticOptions()
-        own = critic.kind == "model"
-        return Critic(load_model(self._base, self._dtype, self._device) if own else self._model, critic)
-
-
-def _teacher(lent: Lent, options: TeacherOptions) -> Companion:
-    if options.weights == "ema":
-        return EmaTeacher(lent, options.ema_rate)
-    return BestTeacher(lent, candidates=options.candidates, min_samples=options.best_min_samples)
+    def _load_base(self) -> Any:
+        return load_model(self._base, self._dtype, self._device)
