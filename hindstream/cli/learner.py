@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.logging import RichHandler
 from sqlalchemy.exc import DBAPIError
 
 from hindstream.cli.topics import ensure_topics
@@ -30,8 +32,9 @@ def run(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Train until stopped (Ctrl-C or SIGTERM); the micro-batch in hand is finished first."""
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("kafka").setLevel(logging.WARNING)
+    console = Console(stderr=True)
+    _log_to(console, log_level)
+    from hindstream.dashboard.watchers import watchers
     from learner.config import LearnerConfig
     from learner.errors import LearnerStopped
     from learner.service import run_learner
@@ -57,11 +60,22 @@ def run(
     )
     ensure_topics(config.bootstrap_servers, settings.kafka.partitions, settings.kafka.retention_hours)
     try:
-        run_learner(config)
+        run_learner(config, watchers=watchers(settings, console))
     except LearnerStopped as err:
         raise UserError(str(err)) from None
     except DBAPIError as err:
         raise UserError(f"the database refused: {in_words(err)}; is it upgraded? `hindstream db upgrade`") from None
+
+
+def _log_to(console: Console, level: str) -> None:
+    """Plain lines; on a terminal through `console`, so that they scroll above the progress."""
+    plain = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False)
+        logging.basicConfig(level=level.upper(), format="%(message)s", handlers=[handler])
+    else:
+        logging.basicConfig(level=level.upper(), format=plain)
+    logging.getLogger("kafka").setLevel(logging.WARNING)
 
 
 def base_model(settings: Settings) -> Path:

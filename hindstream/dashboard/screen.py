@@ -68,7 +68,18 @@ def figures_table(title: str, figures: Figures, rewards: list[VersionReward], st
     return table
 
 
+_IN_THE_STEP = (("reward_mean", "reward {:+.2f}"), ("kl_k3", "kl {:.4f}"), ("entropy", "entropy {:.2f}"))
+"""What of a step's metrics tells at a glance whether learning goes well; see docs/metrics.md."""
+
+
 def _step_line(step: Step, metrics: dict[str, float | None]) -> str:
     if step.skipped_reason:
         return f"[yellow]no step: {step.skipped_reason}[/yellow]"
-    return f"{step.samples_trained} turns, {step.tokens} tokens, {step.seconds:.1f} s"
+    parts = [f"{step.samples_trained} turns", f"{step.tokens} tokens", f"{step.seconds:.1f} s"]
+    if step.tokens and step.seconds > 0:
+        parts.append(f"{step.tokens / step.seconds:.0f} tokens/s")
+    for name, pattern in _IN_THE_STEP:
+        value = metrics.get(name)
+        if value is not None:
+            parts.append(pattern.format(value))
+    return ", ".join(parts)

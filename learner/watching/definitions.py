@@ -63,7 +63,12 @@ _ALL: list[Definition] = [
         "gradient_norm", "", "loss",
         "L2 norm of the gradient before clipping. Absent: it was not finite, and no step was taken.",
     ),
+    Definition("learning_rate", "", "loss", "Of the last optimizer step: below the recipe's while it warms up."),
     Definition("tokens", "tokens", "tokens", "Response tokens that carry any gradient."),
+    Definition(
+        "rejected_tokens", "tokens", "mismatch",
+        "Tokens masked since engine and trainer disagree on them beyond the recipe's bounds.",
+    ),
     *_signal("rl", "the reward"),
     *_signal("opd", "the teacher"),
     # How far the policy moved, and from what.
@@ -82,8 +87,13 @@ _ALL: list[Definition] = [
         "staleness 0, engine and trainer do not run the same model.",
     ),
     Definition("logprob_gap_max", "nats", "mismatch", "The same, largest."),
+    Definition(
+        "mismatch_weight_mean", "", "mismatch",
+        "Mean weight of a kept token for the gap between engine and trainer. 1: there is no gap.",
+    ),
     Definition("kl_k1", "nats", "kl", "KL(behaviour || policy) a token, unbiased estimate, may be negative."),
     Definition("kl_k3", "nats", "kl", "The same, never negative."),
+    Definition("reference_kl", "nats", "kl", "KL(policy || reference model) a token before the step, never negative."),
     Definition("entropy", "nats", "kl", "Mean entropy of the next token. Falling to 0, the policy collapses."),
     # The critic.
     Definition("value_loss", "", "critic", "The critic's loss at its first step on the micro-batch."),
