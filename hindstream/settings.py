@@ -165,9 +165,24 @@ class LearnerSettings(Section):
     """torch's threads; 0 means one a core. Fixed threads are what makes a rerun byte for byte the same."""
     tokens_per_forward: Positive = 1024
     """Padded tokens of one forward pass: memory for activations grows with it, and a GPU's speed."""
+    publish: Literal["full", "delta", "adapter"] = "full"
+    """What of a version goes to disk: all weights; what differs from the newest full version; or, where the recipe
+    trains one, the LoRA adapter alone."""
+    full_every: Positive = 16
+    """With deltas, versions between two full ones. A delta grows with the distance from its base."""
+    deterministic: bool = False
+    """Refuse operations whose result may differ between two runs on the same machine; slower on a GPU."""
     keep_last: int = Field(default=5, ge=2)
     """Newest versions that keep their weight files, beside the base model and what a server serves. Manifests and rows
     stay for ever."""
+    keep_every: int = Field(default=0, ge=0)
+    """Every so many versions one keeps its files for good; 0: none."""
+    upload_url: str | None = None
+    """Where a copy of each version goes, as fsspec names it (s3://bucket/prefix); unset means nowhere. Until its copy
+    is there, a version keeps its files here."""
+    upload_options: SecretStr | None = None
+    """fsspec's options of that storage as JSON: '{"key": "…", "secret": "…", "endpoint_url": "https://…"}'. What is not
+    given comes from where the storage's own tools look."""
     state_every: Positive = 4
     """Versions between two saved states of the optimizer, each six times the size of the weights. A restart makes the
     steps since the last one again; 1 saves after each."""
