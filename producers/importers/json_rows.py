@@ -42,7 +42,7 @@ def json_rows(path: Path) -> Iterator[Item | Broken]:
     Raises:
         OSError: the file cannot be opened, or it is compressed and damaged.
     """
-    shape = _shape(path)
+    shape = shape_of(path)
     if shape == "lines":
         yield from json_lines(path)
     elif shape == "list":
@@ -51,7 +51,7 @@ def json_rows(path: Path) -> Iterator[Item | Broken]:
         yield from _whole(read_text(path))
 
 
-def _shape(path: Path) -> str:
+def shape_of(path: Path) -> str:
     """ "list" where the file begins one, "lines" where its first line is an object by itself and more lines follow."""
     lines = lines_of(path)
     first = next(lines, None)

@@ -4,7 +4,8 @@ Tracing tools keep each model call with the whole request that it was sent, so w
 requests: a call follows the turn whose conversation its request continues word for word, else the turn whose tool
 calls its request answers, else the turn whose answer is the last one in its request. What is linked to none begins a
 branch of its own: agents within one trace that talk past each other stay apart. Clocks only decide who is looked at
-first, and a link outweighs them.
+first, and a link outweighs them. A request of nothing but tool results, as an API that keeps the conversation on its
+side gets it, is completed by the conversation that it continues.
 
 Next states are read from the requests too: what follows the last answer there is what the model was shown. The run of a
 tool that no request shows (the last one, or one whose result was dropped) is taken from its own span.
@@ -16,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from producers.importers.choices import Answer
 from producers.importers.base import SessionDraft, Unreadable
+from producers.importers.choices import Answer
 from producers.importers.parts import shown_text
 from producers.importers.threads import Message, call_key, last_answer, prefix_key, same_answer_key
 from schemas.digests import content_id
@@ -67,6 +68,7 @@ class _State:
 @dataclass
 class _Turn:
     call: ModelCall
+    messages: list[Message]
     answer: Answer
     number: int
     states: list[_State] = field(default_factory=list)
@@ -127,10 +129,13 @@ class Trace:
             elif role == "user" and not replied and parent is not None:
                 replied = True
                 self._add(parent, _State("user_reply", "user", shown_text(message["content"]), None, call.line))
+        messages = call.messages
+        if parent is not None and all(message.get("role") == "tool" for message in messages):
+            messages = [*parent.messages, parent.answer.message, *messages]
         group = content_id("group", self.draft.source, self.draft.session_id, len(self.turns))
         for answer in call.answers:
             number = self.draft.add_turn(
-                messages=call.messages,
+                messages=messages,
                 response=answer.response,
                 finish_reason=answer.finish_reason,
                 policy=call.policy,
@@ -142,10 +147,10 @@ class Trace:
                 started_at=call.started_at,
                 ended_at=call.ended_at,
             )
-            turn = _Turn(call, answer, number)
+            turn = _Turn(call, messages, answer, number)
             self.turns.append(turn)
             self.number_of.setdefault(call.key, number)
-            self._by_prefix[prefix_key([*call.messages, answer.message])] = turn
+            self._by_prefix[prefix_key([*messages, answer.message])] = turn
             self._by_answer[same_answer_key(answer.message)] = turn
             for tool_call in answer.response.tool_calls:
                 if tool_call.id:
@@ -229,9 +234,8 @@ def in_order(calls: list[ModelCall]) -> list[ModelCall]:
     done: set[str] = set()
     ordered: list[ModelCall] = []
     while waiting:
-        ready = [call for call in waiting if needs[call.key] <= done]
-        # Answers that need each other (an id that repeats) go by `order`.
-        taken = ready[0] if ready else waiting[0]
+        # Calls that need each other (an id that repeats) go by `order`.
+        taken = next((call for call in waiting if needs[call.key] <= done), waiting[0])
         waiting.remove(taken)
         ordered.append(taken)
         done.add(taken.key)
