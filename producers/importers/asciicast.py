@@ -23,9 +23,8 @@ from typing import Any
 
 from producers.importers.base import UNKNOWN_POLICY, RefusedRow, Row, SessionDraft, Unreadable, session_id_of
 from producers.importers.detect import Head
-from producers.importers.json_rows import json_line
 from producers.importers.json_scan import Broken, Item, excerpt_of, json_type
-from producers.importers.open_files import lines_of
+from producers.importers.jsonl import BrokenLine, rows_of
 from schemas.events import Response
 
 NAME = "asciicast"
@@ -48,11 +47,10 @@ def read(path: Path) -> Iterator[Row]:
     rows: list[tuple[int, float, str, str]] = []
     header: dict[str, Any] | None = None
     last = 1
-    for line in lines_of(path):
-        last = line.number
-        if line.data.lstrip().startswith(b"#"):
+    for item in rows_of(path):
+        last = item.line
+        if isinstance(item, BrokenLine) and item.text.lstrip().startswith("#"):
             continue
-        item = json_line(line)
         try:
             if isinstance(item, Broken):
                 raise Unreadable(item.reason)
@@ -66,7 +64,7 @@ def read(path: Path) -> Iterator[Row]:
                 rows.append((item.line, *_row(item)))
         except Unreadable as err:
             excerpt = item.excerpt if isinstance(item, Broken) else excerpt_of(item.value)
-            yield RefusedRow(path.name, line.number, str(err), excerpt)
+            yield RefusedRow(path.name, item.line, str(err), excerpt)
     if not any(code == "i" for _, _, code, _ in rows):
         reason = "the recording has no keys (`i` rows), so there is no turn: record with asciinema's option for input"
         yield RefusedRow(path.name, 1, reason, "")

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 from producers.importers.base import Unreadable, check_storable
+from producers.importers.calls import ModelCall, ToolRun, check_call
 from producers.importers.choices import answers_of, failed_answer
 from producers.importers.encoded import decoded, raw_arguments
 from producers.importers.message_shapes import Message, messages_of
 from producers.importers.parts import shown_text
 from producers.importers.spans import tools_of
-from producers.importers.trace import ModelCall, ToolRun, check_call
 
 
 def model_call(

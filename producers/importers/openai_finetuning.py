@@ -19,8 +19,8 @@ from typing import Any
 from producers.importers.base import RefusedRow, Row, SessionDraft, Unreadable, check_storable, session_id_of
 from producers.importers.chat import Chat, Message
 from producers.importers.detect import Head
-from producers.importers.json_rows import json_lines
 from producers.importers.json_scan import Broken, excerpt_of, json_type
+from producers.importers.jsonl import rows_of
 from schemas.digests import content_id
 
 NAME = "openai"
@@ -45,7 +45,7 @@ def sniff(head: Head) -> bool:
 def read(path: Path) -> Iterator[Row]:
     """See `producers.importers.base.Importer.read`."""
     first_line: dict[str, int] = {}
-    for item in json_lines(path):
+    for item in rows_of(path):
         if isinstance(item, Broken):
             yield RefusedRow(path.name, item.line, item.reason, item.excerpt)
             continue

@@ -29,8 +29,8 @@ from producers.importers.base import (
 )
 from producers.importers.detect import Head
 from producers.importers.gui import Message, action_call, answer_message, screen_message, screen_text
-from producers.importers.json_rows import json_lines
 from producers.importers.json_scan import Broken, Item, excerpt_of, json_type
+from producers.importers.jsonl import rows_of
 from producers.importers.open_files import open_log
 from schemas.events import Response
 
@@ -51,7 +51,7 @@ def sniff(head: Head) -> bool:
 def read(path: Path) -> Iterator[Row]:
     """See `producers.importers.base.Importer.read`. The line of a turn is that of its first action."""
     items: list[Item] = []
-    for item in json_lines(path):
+    for item in rows_of(path):
         if isinstance(item, Broken):
             yield RefusedRow(path.name, item.line, item.reason, item.excerpt)
             continue

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from producers.importers.base import RefusedRow, Row, SessionDraft, Unreadable, session_id_of
+from producers.importers.calls import ModelCall, ToolRun
 from producers.importers.json_scan import excerpt_of
 from producers.importers.scores import Score, add_score
-from producers.importers.trace import Loose, ModelCall, ToolRun, Trace
+from producers.importers.trace import Loose, Trace
 
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "max_output_tokens", "seed")
 _PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")

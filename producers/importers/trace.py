@@ -15,44 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from producers.importers.base import SessionDraft, Unreadable
+from producers.importers.base import SessionDraft
+from producers.importers.calls import ModelCall, ToolRun, in_order, is_empty
 from producers.importers.choices import Answer
 from producers.importers.parts import shown_text
 from producers.importers.threads import Message, call_key, last_answer, prefix_key, same_answer_key
 from schemas.digests import content_id
 from schemas.events import NextStateKind
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelCall:
-    """One request and its answers (several: candidates of one prompt). `order` sorts calls before links are known."""
-
-    key: str
-    order: tuple[Any, ...]
-    line: int
-    messages: list[Message]
-    answers: list[Answer]
-    policy: str
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    sampling: dict[str, Any] = field(default_factory=dict)
-    started_at: str | None = None
-    ended_at: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolRun:
-    """One execution of a tool. `result` is None where it never came."""
-
-    key: str
-    order: tuple[Any, ...]
-    line: int
-    name: str
-    arguments: str | None
-    call_id: str | None
-    result: str | None
-    ended_at: str | None = None
 
 
 @dataclass
@@ -165,7 +135,7 @@ class Trace:
             return found, after
         results = [m["tool_call_id"] for m in after if m.get("role") == "tool" and m.get("tool_call_id")]
         found = next((self._by_call_id[name] for name in results if name in self._by_call_id), None)
-        if found is None and last >= 0 and not _is_empty(call.messages[last]):
+        if found is None and last >= 0 and not is_empty(call.messages[last]):
             found = self._by_answer.get(same_answer_key(call.messages[last]))
         return found, after if found is not None else []
 
@@ -220,41 +190,6 @@ class Trace:
             turn.states.append(state)
 
 
-def in_order(calls: list[ModelCall]) -> list[ModelCall]:
-    """By `order`, but each after all calls whose answers its request holds."""
-    waiting = sorted(calls, key=lambda call: call.order)
-    made: dict[str, list[str]] = {}
-    for call in waiting:
-        for answer in call.answers:
-            for tool_call in answer.response.tool_calls:
-                if tool_call.id:
-                    made.setdefault(tool_call.id, []).append(call.key)
-            made.setdefault(same_answer_key(answer.message), []).append(call.key)
-    needs = {call.key: _needs(call, made) for call in waiting}
-    done: set[str] = set()
-    ordered: list[ModelCall] = []
-    while waiting:
-        # Calls that need each other (an id that repeats) go by `order`.
-        taken = next((call for call in waiting if needs[call.key] <= done), waiting[0])
-        waiting.remove(taken)
-        ordered.append(taken)
-        done.add(taken.key)
-    return ordered
-
-
-def _needs(call: ModelCall, made: dict[str, list[str]]) -> set[str]:
-    """Keys of the calls that must come first: only where one alone can have said what the request holds."""
-    needed: set[str] = set()
-    for message in call.messages:
-        names = [message.get("tool_call_id")] if message.get("role") == "tool" else []
-        if message.get("role") == "assistant" and not _is_empty(message):
-            names.append(same_answer_key(message))
-        for name in names:
-            makers = made.get(name, []) if isinstance(name, str) else []
-            needed.update(makers if len(makers) == 1 else [])
-    return needed - {call.key}
-
-
 def _asked(turn: _Turn, call_id: str) -> bool:
     return any(one.id == call_id for one in turn.answer.response.tool_calls)
 
@@ -263,22 +198,3 @@ def _mark(turn: _Turn, call_id: str | None) -> None:
     calls = turn.answer.response.tool_calls
     waiting = [i for i, one in enumerate(calls) if i not in turn.answered and (call_id is None or one.id == call_id)]
     turn.answered.update(waiting[:1])
-
-
-def _is_empty(message: Message) -> bool:
-    return not message.get("tool_calls") and not (message.get("content") or "")
-
-
-def check_call(messages: list[Message], answers: list[Answer]) -> None:
-    """Refuse a call whose parts could not be shown as text later.
-
-    Raises:
-        Unreadable: a message of the request has no text.
-    """
-    for message in messages:
-        if message.get("content") is not None:
-            shown_text(message["content"])
-        elif message.get("role") == "user":
-            raise Unreadable("a user message without content")
-    if not answers:
-        raise Unreadable("there is no answer")
