@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
 from learner.errors import LearnerStopped
-from learner.objective import StepOptions, build_objective
 from learner.samples import InvalidSample, TrainingSample
 from schemas.arrays import unpack_floats, unpack_ids
-from schemas.digests import batch_digest, sample_digest
+from schemas.digests import batch_digest, sample_digest_of
 from schemas.messages import MicroBatchPublished
+from schemas.recipes import Needs, needs_of, recipe_from_dict
 from schemas.states import DROP_REASONS
 
 
@@ -38,19 +40,41 @@ class Drop:
     detail: str
 
 
-_CONTENT = """
-SELECT s.sample_id, s.content_digest, s.state, t.prompt_ids, t.response_ids, t.response_logprobs, t.finish_reason,
-       t.policy, t.oldest_version, s.replay_order IS NOT NULL AS replayed, w.value AS reward,
-       c.logprobs, c.topk_ids, c.topk_logprobs
-FROM samples s
-JOIN turns t ON t.turn_id = s.turn_id
-LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
-LEFT JOIN teacher_scores c ON c.run = s.run AND c.turn_id = s.turn_id
-WHERE s.micro_batch_id = :micro_batch
-ORDER BY s.position
-"""
+_CONTENT = text(
+    """
+    SELECT s.sample_id, s.content_digest, s.state, s.staleness, t.prompt_ids, t.response_ids, t.response_logprobs,
+           t.finish_reason, t.policy, t.oldest_version, t.group_id, t.session_id, t.ordinal, w.value AS reward,
+           c.logprobs AS teacher_logprobs, c.top_k, c.topk_ids, c.topk_logprobs, c.hinted_prompt_ids
+    FROM samples s
+    JOIN turns t ON t.turn_id = s.turn_id
+    LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
+    LEFT JOIN teacher_scores c ON c.run = s.run AND c.turn_id = s.turn_id
+    WHERE s.micro_batch_id = :micro_batch
+    ORDER BY s.position
+    """
+)
 
-_ROW = text("SELECT state, digest FROM micro_batches WHERE micro_batch_id = :micro_batch")
+_ROW = text(
+    "SELECT b.state, b.digest, r.recipe FROM micro_batches b JOIN runs r ON r.run = b.run "
+    "WHERE b.micro_batch_id = :micro_batch"
+)
+
+_EARLIER = text(
+    """
+    SELECT s.sample_id, w.value AS reward
+    FROM micro_batches here
+    JOIN samples s ON s.micro_batch_id = here.micro_batch_id
+    JOIN turns t ON t.turn_id = s.turn_id
+    JOIN turns before ON before.session_id = t.session_id AND before.ordinal < t.ordinal
+    JOIN samples e ON e.run = s.run AND e.turn_id = before.turn_id
+    JOIN micro_batches b ON b.micro_batch_id = e.micro_batch_id AND b.seq <= here.seq
+    LEFT JOIN rewards w ON w.run = e.run AND w.turn_id = e.turn_id
+    WHERE here.micro_batch_id = :micro_batch
+    ORDER BY s.position, before.ordinal, before.turn_id
+    """
+)
+"""Only what is in micro-batches up to this one: those rewards are final, so the same micro-batch always finds the same,
+whatever was judged meanwhile."""
 
 
 def load_batch(connection: Connection, message: MicroBatchPublished) -> list[Loaded] | None:
@@ -68,7 +92,7 @@ def load_batch(connection: Connection, message: MicroBatchPublished) -> list[Loa
         )
     if batch.state == "consumed":
         return None
-    rows = connection.execute(text(_CONTENT), named).all()
+    rows = connection.execute(_CONTENT, named).all()
     if [row.sample_id for row in rows] != message.sample_ids:
         raise LearnerStopped(
             f"{_name(message)} holds {len(rows)} samples in the database and {len(message.sample_ids)} as announced, "
@@ -79,7 +103,7 @@ def load_batch(connection: Connection, message: MicroBatchPublished) -> list[Loa
         raise LearnerStopped(
             f"{_name(message)}: {len(unready)} samples are not batched, first {unready[0]}; it is held"
         )
-    loaded = [_checked(row) for row in rows]
+    loaded = _loaded(connection, message.micro_batch_id, batch.recipe, rows)
     if not batch.digest == message.digest == batch_digest(row.content_digest for row in rows):
         raise LearnerStopped(f"{_name(message)} has another digest in the database than announced; it is held")
     return loaded
@@ -91,29 +115,18 @@ def load_trained(connection: Connection, micro_batch_id: str) -> list[TrainingSa
     Raises:
         LearnerStopped: one was changed since.
     """
-    rows = connection.execute(text(_CONTENT), {"micro_batch": micro_batch_id}).all()
-    return [_checked(row).sample for row in rows if row.state == "trained"]
+    named = {"micro_batch": micro_batch_id}
+    recipe = connection.execute(_ROW, named).one().recipe
+    rows = [row for row in connection.execute(_CONTENT, named).all() if row.state == "trained"]
+    return [one.sample for one in _loaded(connection, micro_batch_id, recipe, rows)]
 
 
-def why_not(one: Loaded, *, policy: str, version: int, bound: int, options: StepOptions) -> Drop | None:
-    """Why a sample is not trained at its use by weights of `version`; None where it carries a gradient.
+def why_not(one: Loaded, *, policy: str, version: int, bound: int) -> Drop | None:
+    """Why a sample must not be used by weights of `version`; None where it may.
 
     Staleness is `version` minus the oldest version among its tokens; `bound` versions are allowed, 0 means the same
     version only.
     """
-    if not one.replayed and (old := _too_old(one, policy, version, bound)) is not None:
-        return old
-    try:
-        one.sample.check()
-    except InvalidSample as err:
-        return Drop(err.reason if err.reason in DROP_REASONS else "hint_failed", str(err))
-    if not build_objective([one.sample], options).kept.any():
-        cut = one.sample.truncated and not options.train_truncated
-        return Drop("no_signal", "cut off at the length limit" if cut else "no token of it carries a gradient")
-    return None
-
-
-def _too_old(one: Loaded, policy: str, version: int, bound: int) -> Drop | None:
     if one.policy != policy:
         return Drop(
             "unknown_version", f"answered by policy {one.policy!r}, so its version says nothing about {policy!r}"
@@ -126,34 +139,55 @@ def _too_old(one: Loaded, policy: str, version: int, bound: int) -> Drop | None:
     if staleness > bound:
         detail = f"oldest token by version {one.oldest_version}, weights in training {version}"
         return Drop("stale", f"{detail}: {staleness} behind, at most {bound} allowed")
+    try:
+        one.sample.check()
+    except InvalidSample as err:
+        return Drop(err.reason if err.reason in DROP_REASONS else "hint_failed", str(err))
     return None
 
 
-def _checked(row: Any) -> Loaded:
-    digest = sample_digest(
-        prompt_ids=row.prompt_ids,
-        response_ids=row.response_ids,
-        response_logprobs=row.response_logprobs,
-        reward=row.reward,
-        teacher_logprobs=row.logprobs,
-        topk_ids=row.topk_ids,
-        topk_logprobs=row.topk_logprobs,
-    )
-    if digest != row.content_digest:
+def _loaded(connection: Connection, micro_batch_id: str, recipe: dict[str, Any], rows: Sequence[Any]) -> list[Loaded]:
+    """The samples of `rows`, each checked against its digest.
+
+    Raises:
+        LearnerStopped: one was changed since it became ready.
+    """
+    needs = needs_of(recipe_from_dict(recipe))
+    earlier: dict[str, list[float | None]] = {}
+    if needs.session:
+        for sample_id, reward in connection.execute(_EARLIER, {"micro_batch": micro_batch_id}):
+            earlier.setdefault(sample_id, []).append(reward)
+    return [_checked(row, needs, tuple(earlier.get(row.sample_id, ()))) for row in rows]
+
+
+def _checked(row: Any, needs: Needs, earlier: tuple[float | None, ...]) -> Loaded:
+    if sample_digest_of(row, needs) != row.content_digest:
         raise LearnerStopped(
             f"sample {row.sample_id} was changed after it became ready (its content digest is another); its "
             "micro-batch is held. Put the row back as it was, or drop the sample and its micro-batch"
         )
+    taught = row.teacher_logprobs is not None
     sample = TrainingSample(
         sample_id=row.sample_id,
         prompt_ids=unpack_ids(row.prompt_ids),
         response_ids=unpack_ids(row.response_ids),
         response_logprobs=unpack_floats(row.response_logprobs),
         reward=row.reward,
-        teacher_logprobs=None if row.logprobs is None else unpack_floats(row.logprobs),
+        teacher_logprobs=unpack_floats(row.teacher_logprobs) if taught else None,
+        teacher_topk_ids=_by_token(unpack_ids(row.topk_ids), row.top_k) if taught else None,
+        teacher_topk_logprobs=_by_token(unpack_floats(row.topk_logprobs), row.top_k) if taught else None,
+        hinted_prompt_ids=unpack_ids(row.hinted_prompt_ids) if taught and needs.hinted_prompt else None,
         truncated=row.finish_reason == "length",
+        group_id=row.group_id,
+        earlier_rewards=earlier,
+        staleness=row.staleness,
     )
-    return Loaded(sample, row.policy, row.oldest_version, row.replayed)
+    return Loaded(sample, row.policy, row.oldest_version)
+
+
+def _by_token(values: NDArray[Any], top_k: int) -> NDArray[Any]:
+    """[T * K] as [T, K]. What is no whole number of tokens stays flat, and the sample's check refuses its length."""
+    return values.reshape(-1, top_k) if len(values) % top_k == 0 else values
 
 
 def _name(message: MicroBatchPublished) -> str:

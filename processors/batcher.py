@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from processors.grouping import drop_uninformative, oldest_groups
 from processors.health import Health
 from processors.inserting import insert_new
 from processors.linking import recipes_of
@@ -25,6 +26,7 @@ from schemas import tables
 from schemas.database import in_words, is_transient
 from schemas.digests import batch_digest, canonical_json, content_id
 from schemas.messages import MICRO_BATCH_PUBLISHED, MicroBatchPublished
+from schemas.recipes import needs_of
 from schemas.states import SAMPLE_TRANSITIONS, may_follow
 from schemas.topics import MICRO_BATCHES
 
@@ -80,7 +82,8 @@ def next_micro_batch(connection: Connection, run: str, *, max_in_flight: int) ->
 
     None where there are too few ready samples, where `max_in_flight` micro-batches wait for the learner, or where
     another batcher is at it. Ready samples beyond the recipe's staleness bound, measured from the policy's newest
-    weight version, are dropped as `stale` first; the learner measures again when it uses them.
+    weight version, are dropped as `stale` first; the learner measures again when it uses them. Recipes that compare
+    the candidates of a prompt get whole groups (`processors.grouping`), at least as many samples as the recipe says.
     """
     if not connection.exec_driver_sql(LOCK, {"run": run}).scalar_one():
         return None
@@ -97,7 +100,13 @@ def next_micro_batch(connection: Connection, run: str, *, max_in_flight: int) ->
         before = None
     else:
         before = decided_before(connection, run)
-    chosen = connection.exec_driver_sql(OLDEST, {"run": run, "size": recipe.batch.size, "before": before}).all()
+    chosen: Sequence[Any]
+    if needs_of(recipe).groups:
+        _must_follow("dropped")
+        drop_uninformative(connection, run, recipe, before)
+        chosen = oldest_groups(connection, run, recipe, before)
+    else:
+        chosen = connection.exec_driver_sql(OLDEST, {"run": run, "size": recipe.batch.size, "before": before}).all()
     if len(chosen) < recipe.batch.size:
         return None
     digest = batch_digest(sample.content_digest for sample in chosen)

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from processors.linking import recipes_of
-from schemas.digests import sample_digest
-from schemas.recipes import Recipe
+from schemas.digests import sample_digest_of
+from schemas.recipes import Needs, Recipe, needs_of
 from schemas.states import SAMPLE_TRANSITIONS, may_follow
 
 LOCK = """
@@ -25,11 +25,13 @@ it then see what the first has committed. In sorted order, so that two batches c
 
 FINAL = """
 SELECT s.sample_id, s.turn_id,
+       t.group_id,
        w.status AS reward_status, w.value AS reward, w.explanation AS reward_explanation,
        h.status AS hint_status, h.reason AS hint_reason,
        teach.state AS teacher_state, teach.reason AS teacher_reason,
        c.turn_id IS NOT NULL AS taught
 FROM samples s
+JOIN turns t ON t.turn_id = s.turn_id
 LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
 LEFT JOIN hints h ON h.run = s.run AND h.turn_id = s.turn_id
 LEFT JOIN evaluations teach ON teach.run = s.run AND teach.turn_id = s.turn_id AND teach.signal = 'teacher'
@@ -42,7 +44,8 @@ WHERE s.sample_id = ANY(%(samples)s)
 
 CONTENT = """
 SELECT s.sample_id, t.prompt_ids, t.response_ids, t.response_logprobs, w.value AS reward,
-       c.logprobs AS teacher_logprobs, c.topk_ids, c.topk_logprobs
+       c.logprobs AS teacher_logprobs, c.topk_ids, c.topk_logprobs,
+       t.group_id, t.session_id, t.ordinal, c.hinted_prompt_ids
 FROM samples s
 JOIN turns t ON t.turn_id = s.turn_id
 LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
@@ -75,6 +78,7 @@ class Signals:
     teacher_state: str | None = None
     teacher_reason: str | None = None
     taught: bool = False
+    group_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,14 +92,22 @@ class Settled:
 def why_not_trained(recipe: Recipe, signals: Signals) -> tuple[str, str] | None:
     """Drop reason and detail of a sample whose signals are final; None where one carries a gradient.
 
-    A signal carries one where the recipe weighs it and it is a reward of +1 or -1, or teacher scores. Else the first
-    of these that holds is the reason: a failed judge (`reward_failed`), a failed hint giver or teacher
-    (`hint_failed`), too few valid votes (`reward_abstained`), and otherwise `no_signal`. Faults come first, since
-    somebody can mend them.
+    A signal carries one where the recipe weighs it and it is a reward, or teacher scores. A reward of 0 is one only
+    where the recipe compares rewards with others; where it compares the candidates of one prompt, a turn that is no
+    candidate is `uninformative`. Else the first of these that holds is the reason: a failed judge (`reward_failed`), a
+    failed hint giver or teacher (`hint_failed`), too few valid votes (`reward_abstained`), and otherwise `no_signal`.
+    Faults come first, since somebody can mend them.
     """
-    rewarded, hinted = recipe.loss.w_rl != 0, recipe.loss.w_opd != 0
-    if (rewarded and signals.reward) or (hinted and signals.taught):
+    rewarded, hinted, needs = recipe.loss.w_rl != 0, recipe.loss.w_opd != 0, needs_of(recipe)
+    scored = rewarded and signals.reward is not None and (signals.reward != 0 or needs.zero_counts)
+    alone = needs.groups and signals.group_id is None
+    if (scored and not alone) or (hinted and signals.taught):
         return None
+    if scored:
+        return (
+            "uninformative",
+            f"reward {signals.reward:g}, and the turn is no candidate of a group (it has no group_id)",
+        )
     if rewarded and signals.reward_status == "failed":
         return "reward_failed", signals.reward_explanation or "the judge failed"
     if hinted and signals.hint_status == "failed":
@@ -128,7 +140,7 @@ def settle(connection: Connection, run: str, turn_ids: Iterable[str]) -> Settled
     verdicts = [(row.sample_id, why_not_trained(recipe, _signals(row))) for row in final]
     ready = [sample for sample, reason in verdicts if reason is None]
     dropped = [(sample, reason) for sample, reason in verdicts if reason is not None]
-    _make_ready(connection, ready)
+    _make_ready(connection, ready, needs_of(recipe))
     _drop(connection, dropped)
     return Settled(len(ready), len(dropped))
 
@@ -143,23 +155,16 @@ def _signals(row: Any) -> Signals:
         teacher_state=row.teacher_state,
         teacher_reason=row.teacher_reason,
         taught=row.taught,
+        group_id=row.group_id,
     )
 
 
-def _make_ready(connection: Connection, sample_ids: Sequence[str]) -> None:
+def _make_ready(connection: Connection, sample_ids: Sequence[str], needs: Needs) -> None:
     if not sample_ids:
         return
     _must_follow("ready")
     digests = {
-        row.sample_id: sample_digest(
-            prompt_ids=row.prompt_ids,
-            response_ids=row.response_ids,
-            response_logprobs=row.response_logprobs,
-            reward=row.reward,
-            teacher_logprobs=row.teacher_logprobs,
-            topk_ids=row.topk_ids,
-            topk_logprobs=row.topk_logprobs,
-        )
+        row.sample_id: sample_digest_of(row, needs)
         for row in connection.exec_driver_sql(CONTENT, {"samples": list(sample_ids)})
     }
     connection.exec_driver_sql(READY, {"samples": list(digests), "digests": list(digests.values())})

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from schemas.recipes.needs import Needs
 
 _ID_HEX = 32
 """128 bits of SHA-256: with 10^9 ids a collision has odds of about 10^-21."""
@@ -73,11 +76,37 @@ def sample_digest(
     teacher_logprobs: bytes | None,
     topk_ids: bytes | None,
     topk_logprobs: bytes | None,
+    more: dict[str, str | int | None] | None = None,
 ) -> str:
-    """Digest of exactly what the learner trains on, arrays as `schemas.arrays` packs them.
+    """Digest of exactly what the learner trains on, arrays as `schemas.arrays` packs them. `more`: what only some
+    recipes read.
 
     Set when a sample becomes ready, and computed again by the learner before it trains: a difference means that
     a row was changed in between.
     """
     arrays = (prompt_ids, response_ids, response_logprobs, teacher_logprobs, topk_ids, topk_logprobs)
-    return digest_of([reward, *(None if a is None else sha256_hex(a) for a in arrays)])
+    content = [reward, *(None if a is None else sha256_hex(a) for a in arrays)]
+    return digest_of([*content, more] if more else content)
+
+
+def sample_digest_of(row: Any, needs: Needs) -> str:
+    """The digest of a sample from its row: the arguments of `sample_digest` as attributes, and of `group_id`,
+    `session_id`, `ordinal` and `hinted_prompt_ids` what its recipe reads."""
+    more: dict[str, str | int | None] = {}
+    if needs.groups:
+        more["group_id"] = row.group_id
+    if needs.session:
+        more |= {"session_id": row.session_id, "ordinal": row.ordinal}
+    if needs.hinted_prompt:
+        hinted = row.hinted_prompt_ids
+        more["hinted_prompt_ids"] = None if hinted is None else sha256_hex(hinted)
+    return sample_digest(
+        prompt_ids=row.prompt_ids,
+        response_ids=row.response_ids,
+        response_logprobs=row.response_logprobs,
+        reward=row.reward,
+        teacher_logprobs=row.teacher_logprobs,
+        topk_ids=row.topk_ids,
+        topk_logprobs=row.topk_logprobs,
+        more=more,
+    )

@@ -13,6 +13,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Text,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -95,6 +96,7 @@ turns = Table(
     created_at(precise=True),
     Index("ix_turns_session_id", "session_id"),
     Index("ix_turns_parent_turn_id", "parent_turn_id"),
+    Index("ix_turns_group_id", "group_id", postgresql_where=text("group_id IS NOT NULL")),
     one_of("kind", ("main", "side")),
     one_of("token_source", ("engine", "retokenised", "none")),
     one_of("finish_reason", ("stop", "length", "tool_calls", "aborted", "error")),
