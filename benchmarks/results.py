@@ -29,7 +29,8 @@ class Result:
         return None if not self.baseline else self.value / self.baseline
 
 
-Benchmark = Callable[[Console], list[Result]]
+Benchmark = Callable[[Console, str | None], list[Result]]
+"""Given where to print, and the size that the user asked for."""
 
 
 def machine() -> dict[str, str | int | None]:
