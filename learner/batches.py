@@ -43,7 +43,7 @@ class Drop:
 _CONTENT = text(
     """
     SELECT s.sample_id, s.content_digest, s.state, s.staleness, t.prompt_ids, t.response_ids, t.response_logprobs,
-           t.finish_reason, t.policy, t.oldest_version, t.group_id, t.session_id, t.ordinal, w.value AS reward,
+           s.replay_order IS NOT NULL AS replayed, t.finish_reason, t.policy, t.oldest_version, t.group_id, t.session_id, t.ordinal, w.value AS reward,
            c.logprobs AS teacher_logprobs, c.top_k, c.topk_ids, c.topk_logprobs, c.hinted_prompt_ids
     FROM samples s
     JOIN turns t ON t.turn_id = s.turn_id
@@ -127,6 +127,16 @@ def why_not(one: Loaded, *, policy: str, version: int, bound: int) -> Drop | Non
     Staleness is `version` minus the oldest version among its tokens; `bound` versions are allowed, 0 means the same
     version only.
     """
+    if not one.replayed and (old := _too_old(one, policy, version, bound)) is not None:
+        return old
+    try:
+        one.sample.check()
+    except InvalidSample as err:
+        return Drop(err.reason if err.reason in DROP_REASONS else "hint_failed", str(err))
+    return None
+
+
+def _too_old(one: Loaded, policy: str, version: int, bound: int) -> Drop | None:
     if one.policy != policy:
         return Drop(
             "unknown_version", f"answered by policy {one.policy!r}, so its version says nothing about {policy!r}"
@@ -139,10 +149,6 @@ def why_not(one: Loaded, *, policy: str, version: int, bound: int) -> Drop | Non
     if staleness > bound:
         detail = f"oldest token by version {one.oldest_version}, weights in training {version}"
         return Drop("stale", f"{detail}: {staleness} behind, at most {bound} allowed")
-    try:
-        one.sample.check()
-    except InvalidSample as err:
-        return Drop(err.reason if err.reason in DROP_REASONS else "hint_failed", str(err))
     return None
 
 
@@ -182,7 +188,7 @@ def _checked(row: Any, needs: Needs, earlier: tuple[float | None, ...]) -> Loade
         earlier_rewards=earlier,
         staleness=row.staleness,
     )
-    return Loaded(sample, row.policy, row.oldest_version)
+    return Loaded(sample, row.policy, row.oldest_version, row.replayed)
 
 
 def _by_token(values: NDArray[Any], top_k: int) -> NDArray[Any]:

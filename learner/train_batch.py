@@ -66,8 +66,9 @@ def train_batch(trainer: PolicyTrainer, loaded: Sequence[Loaded], *, policy: str
     metrics["staleness_mean"] = _mean(staleness)
     metrics["staleness_max"] = max(staleness) if staleness else None
     metrics["samples_stale"] = float(sum(drop is not None and drop.reason == "stale" for drop in drops))
-    tokens = int(metrics.get("tokens") or 0) if staleness else 0
-    return Trained(ends, metrics, skipped, len(staleness), tokens)
+    trained = sum(end.drop is None for end in ends)
+    tokens = int(metrics.get("tokens") or 0) if trained else 0
+    return Trained(ends, metrics, skipped, trained, tokens)
 
 
 def _refuse_gap(options: StepOptions, result: StepResult) -> None:
@@ -82,7 +83,7 @@ def _refuse_gap(options: StepOptions, result: StepResult) -> None:
 
 
 def _staleness(one: Loaded, version: int) -> int | None:
-    """None where the sample's version is unknown, or another policy's."""
+    """None where the sample's version is unknown, or another policy's, as in a replay."""
     if one.replayed or one.oldest_version is None or one.oldest_version > version:
         return None
     return version - one.oldest_version
