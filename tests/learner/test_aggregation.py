@@ -33,6 +33,15 @@ def test_by_hand() -> None:
     assert token_weights(mask, OWNERS, "constant", constant=10).tolist() == pytest.approx([1 / 20] * 6)
 
 
+def test_an_answer_of_one_token_is_a_sequence() -> None:
+    owners, mask = torch.tensor([0, 1, 1, 2]), torch.tensor([True, True, True, False])
+    assert token_weights(mask, owners, "sequence_mean").tolist() == [0.5, 0.25, 0.25, 0.0]
+    assert token_weights(mask, owners, "sequence_sum").tolist() == [0.5, 0.5, 0.5, 0.0]
+    halved = token_weights(mask, owners, "constant", constant=0.5)
+    assert halved.tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert halved.dtype == torch.float32
+
+
 def test_what_is_masked_is_in_no_divisor() -> None:
     """A truncated answer of 4 tokens beside a whole one of 4 leaves a divisor of 4."""
     owners, mask = torch.arange(2).repeat_interleave(4), torch.tensor([True] * 4 + [False] * 4)
@@ -44,6 +53,8 @@ def test_what_is_masked_is_in_no_divisor() -> None:
 def test_nothing_kept_weighs_nothing() -> None:
     for aggregation in ("token_mean", "sequence_mean", "sequence_sum"):
         assert token_weights(torch.zeros(6).bool(), OWNERS, aggregation).tolist() == [0.0] * 6
+        weights = token_weights(torch.ones(6).bool(), OWNERS, aggregation)
+        assert weights.dtype == token_weights(torch.zeros(6).bool(), OWNERS, aggregation).dtype == torch.float32
 
 
 def test_a_constant_must_be_given() -> None:
