@@ -13,7 +13,8 @@ from schemas.recipes import InvalidRecipe, Recipe
 
 def asks_a_model(recipe: Recipe) -> bool:
     """Whether the recipe may need a judge server."""
-    return bool((recipe.judge and recipe.judge.votes) or (recipe.hint and recipe.hint.votes))
+    hint = recipe.hint if recipe.hint and recipe.hint.context is None else None
+    return bool((recipe.judge and recipe.judge.votes) or (hint and hint.votes))
 
 
 def by_rules(claim: Claim, answered: Answered, recipe: Recipe) -> Outcome | None:

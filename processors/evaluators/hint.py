@@ -36,12 +36,15 @@ class HintOpinion:
 
 
 def hint_by_rules(spec: HintSpec, answered: Answered) -> HintOpinion | None:
-    """The first hint that a pattern finds in the user's replies and that is long enough; None where a model must be
-    asked. Replies in their order, on each the patterns in the recipe's.
+    """The recipe's context, if it has one: nobody votes on it. Else the first hint that a pattern finds in the user's
+    replies and that is long enough; None where a model must be asked. Replies in their order, on each the patterns in
+    the recipe's.
 
     Raises:
         InvalidRecipe: a pattern is no regular expression.
     """
+    if spec.context is not None:
+        return HintOpinion(result=_chosen(spec.context, "CODE", ()), votes=())
     votes = _matches(spec, replies(answered.next_states))
     if votes and votes[-1].score == 1:
         return HintOpinion(result=_chosen(votes[-1].explanation, "CODE", votes), votes=tuple(votes))

@@ -82,11 +82,17 @@ class Servers:
             return await by_model(claim, answered, recipe, turn, panel, characters=self._characters)
         assert self._teacher is not None
         hint = await self._transactions.run(load_hint, claim.run, claim.turn_id)
-        if hint is None or recipe.teacher is None:
+        if hint is None or recipe.teacher is None or recipe.hint is None:
             return failed(claim, answered.session_id, "no_hint: the run has no accepted hint for the turn"), None
         try:
             scores = await score_under_hint(
-                self._teacher, self._transactions, turn, hint, top_k=recipe.teacher.top_k, replayed=claim.replayed
+                self._teacher,
+                self._transactions,
+                turn,
+                hint,
+                top_k=recipe.teacher.top_k,
+                place=recipe.hint.place,
+                replayed=claim.replayed,
             )
         except TeacherFailed as fault:
             return failed(claim, answered.session_id, str(fault)), None

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from sqlalchemy import Connection
@@ -22,6 +22,9 @@ from schemas.text import sanitise
 _SHAPES_THE_PROMPT = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort")
 """Request fields that change how a chat becomes tokens."""
 
+
+Place = Literal["last_user", "system"]
+"""Where the teacher sees the hint: at the end of the last user message, or of the system message."""
 
 _RECORDED = """
 SELECT teacher, teacher_version AS version, hinted_prompt_ids, logprobs, top_k, topk_ids, topk_logprobs, mean_gain,
@@ -56,7 +59,14 @@ class TeacherScores:
 
 
 async def score_under_hint(
-    server: ModelServer, transactions: Transactions, turn: Turn, hint: str, *, top_k: int, replayed: bool = False
+    server: ModelServer,
+    transactions: Transactions,
+    turn: Turn,
+    hint: str,
+    *,
+    top_k: int,
+    place: Place = "last_user",
+    replayed: bool = False,
 ) -> TeacherScores:
     """Score `turn`'s response under `hint`.
 
@@ -70,12 +80,13 @@ async def score_under_hint(
     """
     if turn.token_source != "engine" or not turn.prompt_ids or not turn.response_ids:
         raise TeacherFailed(f"no_engine_tokens: the turn's token source is {turn.token_source}")
-    question = digest_of(["teacher", server.model, turn.turn_id, sanitise(hint)[0], top_k])
+    where = [] if place == "last_user" else [place]
+    question = digest_of(["teacher", server.model, turn.turn_id, sanitise(hint)[0], top_k, *where])
     if replayed and (found := await transactions.run(_recorded_scores, turn.turn_id, question)) is not None:
         return found
     try:
         plain, hinted = await asyncio.gather(
-            _render(server, turn, turn.messages), _render(server, turn, with_hint(turn.messages, hint))
+            _render(server, turn, turn.messages), _render(server, turn, with_hint(turn.messages, hint, place))
         )
         prompt = hinted_prompt(unpack_ids(turn.prompt_ids).tolist(), plain, hinted)
         answer, digest = await _scores(server, transactions, prompt, unpack_ids(turn.response_ids).tolist(), top_k)
@@ -102,24 +113,30 @@ def _recorded_scores(connection: Connection, turn_id: str, question: str) -> Tea
     return None if row is None else TeacherScores(**row)
 
 
-def with_hint(messages: list[dict[str, Any]], hint: str) -> list[dict[str, Any]]:
-    """`messages` with `hint` appended to the last user message, after an empty line; the others as they are.
+def with_hint(messages: list[dict[str, Any]], hint: str, place: Place = "last_user") -> list[dict[str, Any]]:
+    """`messages` with `hint` appended to the last user message, or to the system message, after an empty line; the
+    others as they are. Where there is no system message, the hint becomes it.
 
     Raises:
-        TeacherFailed: there is no user message.
+        TeacherFailed: there is no user message, or its content is neither text nor parts.
     """
-    for place in range(len(messages) - 1, -1, -1):
-        message = messages[place]
-        if message.get("role") == "user":
-            content = message.get("content") or ""
-            if isinstance(content, str):
-                content = f"{content}\n\n{hint}"
-            elif isinstance(content, list):
-                content = [*content, {"type": "text", "text": f"\n\n{hint}"}]
-            else:
-                raise TeacherFailed(f"no_user_message: the last one's content is a {type(content).__name__}")
-            return [*messages[:place], {**message, "content": content}, *messages[place + 1 :]]
+    if place == "system":
+        if not messages or messages[0].get("role") not in ("system", "developer"):
+            return [{"role": "system", "content": hint}, *messages]
+        return [_appended(messages[0], hint), *messages[1:]]
+    for number in range(len(messages) - 1, -1, -1):
+        if messages[number].get("role") == "user":
+            return [*messages[:number], _appended(messages[number], hint), *messages[number + 1 :]]
     raise TeacherFailed("no_user_message: there is nothing to append the hint to")
+
+
+def _appended(message: dict[str, Any], hint: str) -> dict[str, Any]:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return {**message, "content": f"{content}\n\n{hint}"}
+    if isinstance(content, list):
+        return {**message, "content": [*content, {"type": "text", "text": f"\n\n{hint}"}]}
+    raise TeacherFailed(f"no_user_message: the message's content is a {type(content).__name__}")
 
 
 def hinted_prompt(stored: list[int], plain: list[int], hinted: list[int]) -> list[int]:

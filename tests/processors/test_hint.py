@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from processors.evaluators.deciding import asks_a_model
 from processors.evaluators.hint import hint_by_rules
 from processors.evaluators.inputs import Answered, NextState
 from schemas.recipes import HintSpec, Recipe, recipe_named
@@ -26,6 +27,16 @@ def test_a_pattern_s_group_is_the_hint() -> None:
     assert opinion is not None
     assert (opinion.result.status, opinion.result.text) == ("accepted", "Answer in one or two words.")
     assert opinion.result.annotator_kind == "CODE"
+
+
+def test_a_context_is_every_turn_s_hint_and_nobody_is_asked() -> None:
+    recipe = recipe_named("opcd", {"hint": {"context": "Be brief.", "votes": 3, "patterns": [PATTERN]}})
+    assert recipe.hint is not None
+    opinion = hint_by_rules(recipe.hint, after("Too long. Answer in one or two words."))
+    assert opinion is not None
+    assert (opinion.result.status, opinion.result.text) == ("accepted", "Be brief.")
+    assert (opinion.result.annotator_kind, opinion.votes) == ("CODE", ())
+    assert not asks_a_model(recipe)
 
 
 def test_the_whole_match_where_there_is_no_group() -> None:

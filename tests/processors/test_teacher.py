@@ -202,6 +202,17 @@ def test_a_hint_is_a_part_of_its_own_in_a_message_of_parts() -> None:
         with_hint([{"role": "system", "content": "a"}], "Be brief.")
 
 
+def test_a_context_goes_to_the_system_message_and_becomes_it_where_there_is_none() -> None:
+    asked = {"role": "user", "content": "a"}
+    for role in ("system", "developer"):
+        messages = [{"role": role, "content": "You help."}, asked]
+        assert with_hint(messages, "Be brief.", "system") == [
+            {"role": role, "content": "You help.\n\nBe brief."},
+            asked,
+        ]
+    assert with_hint([asked], "Be brief.", "system") == [{"role": "system", "content": "Be brief."}, asked]
+
+
 def test_the_hinted_prompt_is_the_stored_one_with_the_hint_in_it() -> None:
     plain, hinted = [1, 2, 3, 9, 8], [1, 2, 3, 5, 6, 9, 8]
     assert hinted_prompt(plain, plain, hinted) == hinted
