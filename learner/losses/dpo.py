@@ -30,7 +30,8 @@ def response_gain(new_N: Tensor, reference_N: Tensor, mask_N: Tensor, owners_N: 
     `owners_N` int64 [N] names the response of each token. No gradient reaches the reference.
     """
     gap_N = log_prob_gap(new_N, reference_N.detach(), mask_N)
-    return torch.zeros(responses, dtype=new_N.dtype, device=new_N.device).index_add(0, owners_N, gap_N)
+    sum_R = torch.zeros(responses, dtype=torch.float64, device=new_N.device).index_add(0, owners_N, gap_N.double())
+    return sum_R.to(new_N.dtype)
 
 
 def dpo(chosen_P: Tensor, rejected_P: Tensor, *, beta: float = 0.1) -> PairLoss:
