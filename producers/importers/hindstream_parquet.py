@@ -27,8 +27,8 @@ _ROWS = 256
 
 
 def sniff(head: Head) -> bool:
-    """See `producers.importers.base.Importer.sniff`: Parquet. Its columns stand at the end of the file; one of other rows
-    is refused with what it lacks."""
+    """See `producers.importers.base.Importer.sniff`: Parquet. Its columns stand at the end of the file; one of other
+    rows is refused with what it lacks."""
     return head.data.startswith(_MAGIC)
 
 
