@@ -43,7 +43,8 @@ class Drop:
 _CONTENT = text(
     """
     SELECT s.sample_id, s.content_digest, s.state, s.staleness, t.prompt_ids, t.response_ids, t.response_logprobs,
-           s.replay_order IS NOT NULL AS replayed, t.finish_reason, t.policy, t.oldest_version, t.group_id, t.session_id, t.ordinal, w.value AS reward,
+           s.replay_order IS NOT NULL AS replayed, t.finish_reason, t.policy, t.oldest_version, t.group_id,
+           t.session_id, t.ordinal, w.value AS reward,
            c.logprobs AS teacher_logprobs, c.top_k, c.topk_ids, c.topk_logprobs, c.hinted_prompt_ids
     FROM samples s
     JOIN turns t ON t.turn_id = s.turn_id
