@@ -62,9 +62,7 @@ def from_json(spec: TableSpec, fields: Mapping[str, msgspec.Raw]) -> Row:
 
 def from_arrow(spec: TableSpec, row: Row) -> Row:
     """The row of a Parquet row."""
-    return {
-        c.name: dict(row[c.name]) if c.kind == "map" and row[c.name] is not None else row[c.name] for c in spec.columns
-    }
+    return {column.name: _from_arrow(column, row[column.name]) for column in spec.columns}
 
 
 def iso(moment: datetime) -> str:
@@ -100,3 +98,9 @@ def _from_json(column: ColumnSpec, raw: msgspec.Raw) -> Any:
     if column.kind == "float64":
         return _SPECIAL[value] if isinstance(value, str) else float(value)
     return value
+
+
+def _from_arrow(column: ColumnSpec, value: Any) -> Any:
+    if value is not None and column.kind == "map":
+        return dict(value)
+    return value.astimezone(UTC) if value is not None and column.kind == "timestamp" else value
