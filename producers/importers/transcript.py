@@ -109,8 +109,10 @@ class Transcript:
         kind: NextStateKind = "tool_result",
         exit_code: int | None = None,
         observed_at: str | None = None,
+        turn: int | None = None,
     ) -> Place:
-        """A tool's result: a next state of the latest turn on the way here that made the call.
+        """A tool's result: a next state of `turn` where the log names it, else of the latest turn on the way here that
+        made the call.
 
         The very same result once more is the same row written twice. Where an answer may be missing, a further
         result for a call that has one is refused: ids repeat, and the call may be the missing answer's.
@@ -118,7 +120,7 @@ class Transcript:
         Raises:
             Unreadable: no turn on the way here made that call.
         """
-        turn = self._caller(at, call_id)
+        turn = self._caller(at, call_id) if turn is None else turn
         if turn is None:
             raise Unreadable(f"no answer before it made the tool call {call_id!r}")
         state = {
