@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from hindstream.errors import UserError
+from hindstream.settings import Settings
 from schemas.recipes import PRESETS, InvalidRecipe, Recipe, recipe_from_dict, recipe_named
 from schemas.recipes.changes import parse_overrides
 from schemas.recipes.plain import overlaid
@@ -27,7 +28,17 @@ def load_recipe(name_or_path: str, assignments: Sequence[str] = ()) -> Recipe:
             return recipe
         return recipe_from_dict(overlaid(msgspec.to_builtins(recipe), parse_overrides(assignments)))
     except InvalidRecipe as err:
-        raise UserError(f"run.recipe: {err}") from None
+        where = f"{name_or_path}: " if Path(name_or_path).suffix in (".toml", ".json") else ""
+        raise UserError(f"{where}{err}") from None
+
+
+def run_recipe(settings: Settings) -> Recipe:
+    """The recipe of the run that the settings name, with its overrides.
+
+    Raises:
+        UserError: as `load_recipe`.
+    """
+    return load_recipe(settings.run.recipe, settings.run.overrides)
 
 
 def _named(name_or_path: str) -> Recipe:
@@ -39,6 +50,6 @@ def _named(name_or_path: str) -> Recipe:
             return recipe_from_dict(json.loads(path.read_text()))
         return recipe_named(name_or_path)
     except FileNotFoundError:
-        raise UserError(f"run.recipe: there is no file {path}; presets are {', '.join(PRESETS)}") from None
+        raise UserError(f"there is no recipe file {path}; presets are {', '.join(PRESETS)}") from None
     except (tomllib.TOMLDecodeError, json.JSONDecodeError) as err:
-        raise UserError(f"run.recipe: {path} cannot be read: {err}") from None
+        raise UserError(f"{path} cannot be read: {err}") from None

@@ -124,8 +124,11 @@ class RunSettings(Section):
     name: str = "live"
     """The run that derived rows belong to."""
     recipe: str = "combine"
-    """How a turn becomes a gradient: binary-rl, opd or combine, or a TOML or JSON file with a whole
+    """How a turn becomes a gradient: a preset (`hindstream recipes list`), or a TOML or JSON file with a whole
     recipe."""
+    overrides: tuple[str, ...] = ()
+    """Fields of the recipe that are set otherwise, as ["loss.clip_high=0.3", "batch.size=32"]; JSON in the
+    environment."""
     policy: str = "policy"
     """The name of the policy that is trained, in turns, weight versions and topics."""
 
@@ -165,6 +168,9 @@ class LearnerSettings(Section):
     """torch's threads; 0 means one a core. Fixed threads are what makes a rerun byte for byte the same."""
     tokens_per_forward: Positive = 1024
     """Padded tokens of one forward pass: memory for activations grows with it, and a GPU's speed."""
+    recompute: bool = False
+    """Keep no activations of the layers for the backward pass but compute them again: about a third more work, and
+    memory that hardly grows with depth."""
     publish: Literal["full", "delta", "adapter"] = "full"
     """What of a version goes to disk: all weights; what differs from the newest full version; or, where the recipe
     trains one, the LoRA adapter alone."""
@@ -275,6 +281,12 @@ def calm_threads() -> None:
     With a busy neighbour (the model server, a broker) spinning threads make torch 10 to 37 times slower.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def deterministic_cublas() -> None:
+    """Give cuBLAS a workspace with which its sums have one order, unless the user says otherwise. Call before the first
+    use of a GPU; 24 MiB of its memory."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def variable_name(path: tuple[str, ...]) -> str:

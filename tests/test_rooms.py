@@ -18,16 +18,27 @@ MAY_IMPORT = {
 }
 MATH = (
     "advantages",
-    "losses",
     "aggregation",
     "collate",
+    "companions",
+    "critic",
+    "distilling",
+    "estimators",
     "importance",
     "logprobs",
+    "losses",
+    "measured",
+    "measuring",
     "metrics",
     "objective",
     "optimizer",
+    "own_teacher",
     "samples",
+    "silence",
     "step",
+    "step_options",
+    "teachers",
+    "terms",
 )
 TRANSPORT = {"kafka", "aiokafka", "faust", "sqlalchemy", "psycopg", "aiohttp", "schemas"}
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from hindstream.cli.topics import ensure_topics
 from hindstream.endpoints import Resolved, resolve_endpoints
 from hindstream.errors import UserError
-from hindstream.recipes import load_recipe
+from hindstream.recipes import run_recipe
 from hindstream.settings import ModelServer, Settings, load_settings
 from processors.batcher import BatcherConfig
 from processors.config import ROLES, RecorderConfig, Role, RunConfig, WorkerConfig, WorkerMisconfigured
@@ -78,7 +78,7 @@ def worker_config(settings: Settings, endpoints: Resolved, roles: tuple[Role, ..
         database_url=endpoints.database_url,
         pool_size=settings.database.pool_size,
         roles=roles,
-        run=RunConfig(run=settings.run.name, policy=settings.run.policy, recipe=load_recipe(settings.run.recipe)),
+        run=RunConfig(run=settings.run.name, policy=settings.run.policy, recipe=run_recipe(settings)),
         recorder=RecorderConfig(
             batch_events=settings.worker.batch_events,
             data_dir=settings.home_dir / "worker",
