@@ -24,20 +24,20 @@ class Definition:
     help: str
 
 
-def _signal(signal: str, what: str) -> list[Definition]:
-    """What every signal has of its own."""
+def _signal(signal: str, what: str, far: str) -> list[Definition]:
+    """What every signal has of its own; `far`: what a mean far from 0 for long says."""
     return [
         Definition(f"{signal}_tokens", "tokens", "tokens", f"Response tokens that {what} credits."),
-        Definition(
-            f"{signal}_advantage_mean", "", "advantage",
-            f"Mean advantage from {what}. Far from 0 for long, the policy is pushed one way: look at the judge.",
-        ),
+        Definition(f"{signal}_advantage_mean", "", "advantage", f"Mean advantage from {what}. {far}"),
         Definition(
             f"{signal}_advantage_std", "", "advantage",
             f"Standard deviation of the advantages from {what}. Near 0 there is nothing to tell tokens apart by.",
         ),
         Definition(f"{signal}_loss", "", "loss", f"The loss from {what} alone, weighed as it enters the whole."),
     ]  # fmt: skip
+
+
+_RATIO = "A token's probability now over its probability when it was sampled"
 
 
 _ALL: list[Definition] = [
@@ -54,7 +54,7 @@ _ALL: list[Definition] = [
         "staleness_mean", "versions", "staleness",
         "Mean over samples of the versions between their oldest token and the weights that learn from it.",
     ),
-    Definition("staleness_max", "versions", "staleness", "The same, of the oldest sample."),
+    Definition("staleness_max", "versions", "staleness", "Staleness of the oldest trained sample."),
     Definition("reward_mean", "", "reward", "Mean reward of the trained samples that have one, in [-1, 1]."),
     # The loss.
     Definition("loss", "", "loss", "The whole loss of the first optimizer step. Not comparable between recipes."),
@@ -69,30 +69,30 @@ _ALL: list[Definition] = [
         "rejected_tokens", "tokens", "mismatch",
         "Tokens masked since engine and trainer disagree on them beyond the recipe's bounds.",
     ),
-    *_signal("rl", "the reward"),
-    *_signal("opd", "the teacher"),
+    *_signal("rl", "the reward", "Far from 0 for long, nearly all is liked or disliked: look at the judge."),
+    *_signal("opd", "the teacher", "Near 0, the hints tell the policy nothing that it does not do already."),
     # How far the policy moved, and from what.
-    Definition("ratio_p01", "", "ratio", "A token's probability now over that when sampled: 1st percentile."),
-    Definition("ratio_p50", "", "ratio", "The same, median: near 1 unless engine and trainer disagree."),
-    Definition("ratio_p99", "", "ratio", "The same, 99th percentile."),
-    Definition("ratio_max", "", "ratio", "The same, largest."),
+    Definition("ratio_p01", "", "ratio", f"{_RATIO}: 1st percentile."),
+    Definition("ratio_p50", "", "ratio", f"{_RATIO}: median. Near 1 unless engine and trainer disagree."),
+    Definition("ratio_p99", "", "ratio", f"{_RATIO}: 99th percentile."),
+    Definition("ratio_max", "", "ratio", f"{_RATIO}: the largest."),
     Definition(
         "clip_fraction_high", "", "ratio",
         "Share of tokens whose gradient the upper clip took away. Above 0.2 the steps are too large or too many.",
     ),
-    Definition("clip_fraction_low", "", "ratio", "The same for the lower clip."),
+    Definition("clip_fraction_low", "", "ratio", "Share of tokens whose gradient the lower clip took away."),
     Definition(
         "logprob_gap_mean", "nats", "mismatch",
         "Mean |trainer - engine| log-prob before the step: numerics, and how far the weights moved since. Above 0.1 at "
         "staleness 0, engine and trainer do not run the same model.",
     ),
-    Definition("logprob_gap_max", "nats", "mismatch", "The same, largest."),
+    Definition("logprob_gap_max", "nats", "mismatch", "Largest |trainer - engine| log-prob before the step."),
     Definition(
         "mismatch_weight_mean", "", "mismatch",
         "Mean weight of a kept token for the gap between engine and trainer. 1: there is no gap.",
     ),
     Definition("kl_k1", "nats", "kl", "KL(behaviour || policy) a token, unbiased estimate, may be negative."),
-    Definition("kl_k3", "nats", "kl", "The same, never negative."),
+    Definition("kl_k3", "nats", "kl", "KL(behaviour || policy) a token, low-variance estimate, never negative."),
     Definition("reference_kl", "nats", "kl", "KL(policy || reference model) a token before the step, never negative."),
     Definition("entropy", "nats", "kl", "Mean entropy of the next token. Falling to 0, the policy collapses."),
     # The critic.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import sys
 import threading
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from learner.watching import observers as observers_module
+from learner.watching import page
 from learner.watching.definitions import DEFINITIONS
 from learner.watching.observers import Observers
 from learner.watching.prometheus import PREFIX, PrometheusEndpoint, prometheus_name
@@ -99,6 +101,9 @@ def test_prometheus_shows_the_newest_step_and_counts_all() -> None:
         assert second["samples_total"] == {("trained",): 3.0, ("stale",): 2.0, ("masked_batch",): 4.0}
         assert second["trained_tokens_total"] == {(): 120.0}
         assert second["step_seconds_total"] == {(): 0.75}
+        named = {name.removeprefix(PREFIX) for name in re.findall(rf"{PREFIX}\w+", page.FILE.read_text())}
+        known = {prometheus_name(name).removeprefix(PREFIX) for name in DEFINITIONS} | second.keys()
+        assert named - known - {""} == set()
     finally:
         endpoint.close()
 
@@ -244,3 +249,9 @@ def test_nobody_watching_needs_no_thread() -> None:
     watching.observe(STEP)
     assert threading.active_count() == before
     watching.close()
+
+
+def test_the_page_of_metrics_is_current() -> None:
+    assert page.FILE.read_text() == page.render(page.FILE.read_text()), "run: python -m learner.watching.page"
+    with pytest.raises(ValueError, match="needs the lines"):
+        page.render("# A page without marks")

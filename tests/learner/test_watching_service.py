@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hindstream.dashboard.screen import figures_table
 from hindstream.dashboard.watchers import watchers
 from hindstream.settings import LearnerSettings, Settings, WatchSettings
 from learner.service import run_learner
+from learner.watching import page
 from learner.watching.definitions import DEFINITIONS, Definition
 from learner.watching.steps import StepSeen
 from learner.watching.table import write_definitions
@@ -71,6 +73,13 @@ def test_the_same_figures_everywhere(learning: Learning, tmp_path: Path) -> None
     table = io.StringIO()
     Console(file=table, width=160).print(figures_table("run", Figures(), [], read))
     assert f"reward {watcher.seen[-1].values()['reward_mean']:+.2f}" in table.getvalue()
+
+
+def test_what_the_page_asks_can_be_asked(learning: Learning) -> None:
+    questions = re.findall(r'hindstream sql "([^"]+)"', page.FILE.read_text())
+    assert len(questions) >= 4
+    for question in questions:
+        assert learning.rows(question) == []
 
 
 def test_definitions_that_changed_are_written_again_and_older_ones_stay(
