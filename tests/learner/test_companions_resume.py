@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,3 +130,10 @@ def test_sdpo_moves_the_policy_towards_its_own_past_under_the_hint() -> None:
     one = trainer(replace(SDPO, lr=3e-3, teacher=TeacherOptions(weights="ema", ema_rate=0.001)))
     losses = [one.train(batch(0)).metrics["opd_loss"] for _ in range(30)]
     assert losses[-1] < 0.5 * losses[0]  # type: ignore[operator]
+
+
+def test_what_the_page_shows_are_the_defaults_and_can_be_set() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "critics-and-teachers.md").read_text()
+    shown = tomllib.loads("\n".join(line[4:] for line in page.splitlines() if line.startswith("    ")))
+    assert recipe_named("ppo", {"critic": shown["critic"]}).digest() == recipe_named("ppo").digest()
+    assert recipe_named("sdpo", {"teacher": shown["teacher"]}).digest() == recipe_named("sdpo").digest()
