@@ -64,10 +64,16 @@ def end_run(connection: Connection, run: str) -> None:
 def _matches(connection: Connection, run: str, kind: str, policy: str, recipe: Recipe) -> bool:
     """Whether the run exists just so; False where there is none."""
     found = connection.exec_driver_sql(
-        "SELECT kind, policy, recipe_name, recipe_digest, ended_at FROM runs WHERE run = %(run)s", {"run": run}
+        "SELECT kind, policy, recipe_name, recipe_digest, ended_at, deleted_at FROM runs WHERE run = %(run)s",
+        {"run": run},
     ).one_or_none()
     if found is None:
         return False
+    if found.deleted_at is not None:
+        raise RunMismatch(
+            f"run {run!r} was deleted at {found.deleted_at:%Y-%m-%d %H:%M:%S}, and its micro-batches are still on the "
+            "log: choose another name"
+        )
     differs = []
     if found.recipe_digest != recipe.digest():
         differs.append(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from sqlalchemy import Connection
 
-from processors.evaluators.answers import answer_digest, keep_answer, known_answers
+from processors.evaluators.answers import answer_digest, keep_answer, known_answers, recorded_answer
 from processors.evaluators.inputs import Turn
 from processors.evaluators.server import ModelServer, PermanentFault
 from processors.transactions import Transactions
@@ -89,7 +89,9 @@ async def score_under_hint(
             _render(server, turn, turn.messages), _render(server, turn, with_hint(turn.messages, hint, place))
         )
         prompt = hinted_prompt(unpack_ids(turn.prompt_ids).tolist(), plain, hinted)
-        answer, digest = await _scores(server, transactions, prompt, unpack_ids(turn.response_ids).tolist(), top_k)
+        answer, digest = await _scores(
+            server, transactions, prompt, unpack_ids(turn.response_ids).tolist(), top_k, replayed
+        )
     except PermanentFault as fault:
         raise TeacherFailed(f"refused: {fault}") from fault
     logprobs = base64.b64decode(answer["logprobs"])
@@ -196,7 +198,12 @@ def read_prompt_logprobs(
 
 
 async def _scores(
-    server: ModelServer, transactions: Transactions, prompt: list[int], response: list[int], top_k: int
+    server: ModelServer,
+    transactions: Transactions,
+    prompt: list[int],
+    response: list[int],
+    top_k: int,
+    replayed: bool,
 ) -> tuple[dict[str, Any], str]:
     token_ids = prompt + response
 
@@ -211,6 +218,9 @@ async def _scores(
             vote=None,
         )
 
+    question = digest_at(None)
+    if replayed and (found := await transactions.run(recorded_answer, question)) is not None:
+        return found
     digest = digest_at(await server.version())
     kept = (await transactions.run(known_answers, [digest])).get(digest)
     if kept is not None:
@@ -235,7 +245,7 @@ async def _scores(
     if version is not None:  # the version that answered, should the weights have changed since we asked which it is
         digest = digest_at(version)
     keep = transactions.run(
-        keep_answer, digest, question=digest_at(None), purpose="teacher", model=server.model, answer=answer
+        keep_answer, digest, question=question, purpose="teacher", model=server.model, answer=answer
     )
     return await keep, digest
 

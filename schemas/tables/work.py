@@ -30,6 +30,7 @@ runs = Table(
     Column("recipe", JSONB, nullable=False, comment="The whole recipe as data."),
     Column("recipe_digest", Text, nullable=False, comment="SHA-256 of the recipe."),
     timestamp("ended_at", "When it stopped taking new turns; NULL: new turns of the log open samples in it."),
+    timestamp("deleted_at", "When everything that it derived was deleted; its name stays taken."),
     created_at(precise=True),
     one_of("kind", RUN_KINDS),
     comment="A name, a recipe and a range of the log. Everything derived names its run.",

@@ -122,7 +122,7 @@ def ledger(recording: Recording, run: str) -> dict[str, int]:
 @pytest.mark.stack
 async def test_two_replays_make_the_same_micro_batches_and_a_stopped_one_goes_on(recording: Recording) -> None:
     log = conversations()
-    recording.record(*(one.data for one in _events(log)))
+    recording.record(*(one.data for one in events_of(log)))
     first = await replay(config(recording, "first", recipe()), ListLog(log))
     assert first.finished
     stopped = ListLog(log, stop_at=31)
@@ -146,7 +146,7 @@ async def test_two_replays_make_the_same_micro_batches_and_a_stopped_one_goes_on
 async def test_the_order_of_the_log_decides_and_not_who_answers_first(recording: Recording) -> None:
     """The first turn of the log is decided last: nothing behind it is batched before it."""
     log = conversations(turns=12, sessions=3)
-    recording.record(*(one.data for one in _events(log)))
+    recording.record(*(one.data for one in events_of(log)))
     setup = config(recording, "r", recipe(), stop_after="rewards", evaluators=None)
     open_replay(setup, ListLog(log))
     await asyncio.wait_for(_until_read(setup, ListLog(log)), 30)
@@ -174,7 +174,7 @@ async def test_the_order_of_the_log_decides_and_not_who_answers_first(recording:
 async def test_live_rows_stay_as_they_are(recording: Recording) -> None:
     """Also where the log holds turns that the live worker has not read yet: they are recorded as it would."""
     log = conversations()
-    recording.record(*(one.data for one in _events(log[:50])))
+    recording.record(*(one.data for one in events_of(log[:50])))
     before = recording.rows("SELECT sample_id, state, linked FROM samples WHERE run = 'live' ORDER BY 1")
     open_before = recording.rows("SELECT turn_id, signal, state FROM evaluations WHERE run = 'live' ORDER BY 1, 2")
     await replay(config(recording, "r", recipe()), ListLog(log))
@@ -203,7 +203,7 @@ async def test_what_comes_from_files_is_no_live_run_s(recording: Recording) -> N
 async def test_only_new_votes_are_asked_and_a_new_loss_asks_nothing(recording: Recording) -> None:
     """Three votes a turn are recorded under version 3 of the judge; five cost two more, another loss none."""
     log = conversations(turns=6, sessions=2)
-    recording.record(*(one.data for one in _events(log)))
+    recording.record(*(one.data for one in events_of(log)))
     asks = {"judge": {"votes": 3, "quorum": 2, "rules": []}}
     fake = FakeServer(lambda _: "good", version="3")
     async with fake.running():
@@ -228,7 +228,7 @@ async def test_only_new_votes_are_asked_and_a_new_loss_asks_nothing(recording: R
 @pytest.mark.stack
 async def test_a_share_of_the_sessions_is_the_same_share_every_time(recording: Recording) -> None:
     log = conversations(turns=200, sessions=100)
-    recording.record(*(one.data for one in _events(log)))
+    recording.record(*(one.data for one in events_of(log)))
     for run, sample in (("small", 0.2), ("again", 0.2), ("larger", 0.5)):
         await replay(config(recording, run, recipe(), selection=Selection(sample=sample, seed=7)), ListLog(log))
     taken = {
@@ -245,7 +245,7 @@ async def test_a_share_of_the_sessions_is_the_same_share_every_time(recording: R
 async def test_a_range_that_ends_inside_a_session_ends_it(recording: Recording) -> None:
     """The last turn of each session has a next state and no following turn: it is judged; one without is dropped."""
     log = conversations(turns=10, sessions=2)[:-3]
-    recording.record(*(one.data for one in _events(log)))
+    recording.record(*(one.data for one in events_of(log)))
     outcome = await replay(config(recording, "r", recipe()), ListLog(log))
     assert outcome.finished
     reasons = dict(recording.rows("SELECT turn_id, drop_reason FROM samples WHERE run = 'r'"))
@@ -278,5 +278,5 @@ async def _until_read(setup: ReplayConfig, log: ListLog) -> None:
     await run_replay(setup, log, stop, lambda counts: stop.set() if counts.records == counts.records_total else None)
 
 
-def _events(log: list[Delivery]) -> list[Any]:
+def events_of(log: list[Delivery]) -> list[Any]:
     return [decode(one.value, one.headers) for one in log]
