@@ -18,6 +18,8 @@ from sqlalchemy.exc import DBAPIError
 from hindstream.endpoints import resolve_endpoints
 from hindstream.errors import UserError
 from hindstream.export.archive import Archive, Plan, export_archive
+from hindstream.export.data_set import write_data_set
+from hindstream.export.examples import Kind, examples, find_run
 from hindstream.export.layout import Format, derived_tables
 from hindstream.export.reading import ArchiveReader
 from hindstream.settings import load_settings
@@ -78,6 +80,37 @@ def export(
         )
         archive = told(lambda: _export(plan, console))
     _show(archive, to)
+
+
+@app.command()
+def dataset(
+    kind: Annotated[str, typer.Option(help="sft (to imitate), kto (rated) or dpo (one answer preferred to another).")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="A new .jsonl or .parquet file.")],
+    run: Annotated[str | None, typer.Option(help="Whose rewards count; default: the setting run.name.")] = None,
+) -> None:
+    """Write what a run found as a data set in TRL's conversational formats, with its lineage in further columns."""
+    if kind not in ("sft", "dpo", "kto"):
+        raise UserError(f"--kind is {kind!r}; choose sft, dpo or kto")
+    chosen: Kind = "sft" if kind == "sft" else "dpo" if kind == "dpo" else "kto"
+    settings = load_settings()
+    name = run or settings.run.name
+    engine = make_engine(resolve_endpoints(settings).database_url, pool_size=1, application_name=_APPLICATION)
+
+    def write() -> int:
+        with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+            found = find_run(connection, name)
+            if found is None:
+                raise UserError(f"there is no run {name}; `hindstream runs list` shows those that there are")
+            return write_data_set(to, chosen, examples(connection, found, chosen))
+
+    try:
+        count = told(write)
+    finally:
+        engine.dispose()
+    if not count:
+        print(f"hindstream: run {name} has no example of kind {kind} yet; {to} was not written", file=sys.stderr)
+        raise typer.Exit(1)
+    print(f"{to}: {count} examples")
 
 
 @app.command()
