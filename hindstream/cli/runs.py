@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import DBAPIError
@@ -35,6 +38,9 @@ SELECT r.run, r.kind, r.policy, r.recipe_name AS recipe, r.created_at AS begun,
 FROM runs r JOIN ledger l ON l.run = r.run LEFT JOIN replays p ON p.run = r.run
 WHERE r.deleted_at IS NULL ORDER BY r.created_at
 """
+_SHOWN = ("run", "kind", "recipe", "begun", "state", "turns", "trained", "ready", "pending", "dropped", "balance")
+_WIDE = 160
+"""Columns where the output is no terminal: rich would fold names at 80."""
 _DROPS = "SELECT drop_reason, turns FROM drops WHERE run = %(run)s ORDER BY turns DESC, drop_reason"
 _REPLAY = "SELECT log, starts, ends, next, selection, stop_after, read, finished_at FROM replays WHERE run = %(run)s"
 _VERSIONS = (
@@ -56,12 +62,11 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON object 
         for row in rows:
             print(json.dumps(row, default=str, ensure_ascii=False))
         return
-    table = Table()
-    for column in rows[0] if rows else ("no runs",):
-        table.add_column(column, overflow="fold")
+    table = Table(*_SHOWN, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for row in rows:
-        table.add_row(*(f"{value:%Y-%m-%d %H:%M}" if name == "begun" else str(value) for name, value in row.items()))
-    Console().print(table)
+        row["begun"] = f"{row['begun']:%m-%d %H:%M}"
+        table.add_row(*(escape(str(row[name])) for name in _SHOWN))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
 @app.command()

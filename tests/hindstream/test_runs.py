@@ -59,7 +59,7 @@ async def test_runs_are_listed_shown_and_compared(recording: Recording, capsys: 
     assert "again" in capsys.readouterr().out
     show("again", as_json=True)
     shown = json.loads(capsys.readouterr().out)
-    assert shown["drops"] == {"no_signal": 2}
+    assert shown["drops"] == {"reward_abstained": 2}
     assert shown["replay"]["ends"] == {"0": 22}
     assert shown["recipe"]["batch"]["size"] == 4
     show("again")
@@ -70,7 +70,7 @@ async def test_runs_are_listed_shown_and_compared(recording: Recording, capsys: 
     assert "batch.size" in printed
     assert "policy" in printed
     assert "loss" not in printed
-    with pytest.raises(UserError, match="no run 'nothing'.*runs list"):
+    with pytest.raises(UserError, match=r"no run 'nothing'.*runs list"):
         show("nothing")
 
 
@@ -93,7 +93,7 @@ async def test_deleting_a_run_takes_what_it_derived_and_nothing_else(
     assert counts(recording, "kept") == before
     assert recording.one("SELECT (SELECT count(*) FROM turns), (SELECT count(*) FROM events)") == facts
     assert recording.one("SELECT balance, turns_seen FROM ledger WHERE run = 'live'") == (0, 10)
-    with pytest.raises(RunMismatch, match="was deleted at .* choose another name"):
+    with pytest.raises(RunMismatch, match=r"was deleted at .* choose another name"):
         open_replay(config(recording, "gone", recipe()), log)
     with pytest.raises(UserError, match="no run 'gone'"):
         delete("gone", yes=True)
@@ -113,7 +113,8 @@ async def test_weights_in_use_keep_their_run(recording: Recording, use: str) -> 
             )
             connection.execute(
                 text(
-                    "INSERT INTO weight_versions (policy, version, parent_version, run, path, manifest, manifest_sha256) "
+                    "INSERT INTO weight_versions "
+                    "(policy, version, parent_version, run, path, manifest, manifest_sha256) "
                     "VALUES ('r', :version, :version - 1, :run, '/', '{}', 'x')"
                 ),
                 {"run": run, "version": version},
