@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,15 @@ from learner.config import LearnerConfig
 from processors.relay import relay_once
 from processors.runs import ensure_run
 from schemas.arrays import pack_floats, pack_ids
-from schemas.digests import batch_digest, canonical_json, content_id, sample_digest, sample_id
+from schemas.digests import batch_digest, canonical_json, content_id, sample_digest_of, sample_id
 from schemas.messages import MICRO_BATCH_PUBLISHED, MicroBatchPublished
 from schemas.publish import AckedPublisher
-from schemas.recipes import Recipe, recipe_named
+from schemas.recipes import Recipe, needs_of, recipe_named
 from schemas.tables import micro_batches, outbox, rewards, runs, samples, teacher_scores, turns
 from schemas.topics import MICRO_BATCHES
 
 VOCABULARY = 200
+HINTED_PROMPT = pack_ids([1])
 RECIPE = recipe_named(
     "combine",
     {
@@ -64,6 +66,10 @@ class Turn:
     """Added to every behaviour log-prob to get the teacher's; None: no teacher scores."""
     policy: str | None = None
     finish_reason: str = "stop"
+    group: str | None = None
+    session: str | None = None
+    """None: a session of its own."""
+    ordinal: int = 0
 
 
 class Learning:
@@ -202,8 +208,9 @@ class Learning:
         connection.execute(
             insert(turns).values(
                 turn_id=turn_id,
-                session_id=turn_id,
-                ordinal=0,
+                session_id=turn.session or turn_id,
+                ordinal=turn.ordinal,
+                group_id=turn.group,
                 kind="main",
                 messages=[],
                 tools=[],
@@ -241,16 +248,25 @@ class Learning:
                 insert(teacher_scores).values(
                     **key,
                     teacher="t",
-                    hinted_prompt_ids=pack_ids([1]),
+                    hinted_prompt_ids=HINTED_PROMPT,
                     logprobs=content["teacher_logprobs"],
                     top_k=4,
                     topk_ids=content["topk_ids"],
                     topk_logprobs=content["topk_logprobs"],
                 )
             )
-        digest = sample_digest(**content)
+        row = SimpleNamespace(
+            **content,
+            group_id=turn.group,
+            session_id=turn.session or turn_id,
+            ordinal=turn.ordinal,
+            hinted_prompt_ids=None if turn.teacher is None else HINTED_PROMPT,
+        )
+        digest = sample_digest_of(row, needs_of(self.recipe))
         connection.execute(
-            insert(samples).values(sample_id=name, session_id=turn_id, state="ready", content_digest=digest, **key)
+            insert(samples).values(
+                sample_id=name, session_id=turn.session or turn_id, state="ready", content_digest=digest, **key
+            )
         )
         return digest
 
