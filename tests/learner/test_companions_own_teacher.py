@@ -12,8 +12,8 @@ from tiny import make_sample, same_weights, tiny_model, weights
 
 from learner.companions import FrozenModel, Lent, Reference
 from learner.optimizer import MasterAdamW
-from learner.samples import TrainingSample
 from learner.own_teacher import teach
+from learner.samples import TrainingSample
 
 TEACHER = tiny_model(seed=5)
 HINTED = np.array([7, 8, 9, 10, 11, 12, 13], np.int32)
