@@ -109,9 +109,10 @@ def write_version(target: Path, lineage: Lineage, fill: Fill, *, fault: Callable
 
 
 @contextmanager
-def beside(target: Path) -> Iterator[Path]:
-    """An empty directory on the disk of `target`, gone at the end unless it was renamed."""
-    temporary = target.parent / f"{TEMPORARY}{target.name}"
+def beside(target: Path, prefix: str = TEMPORARY) -> Iterator[Path]:
+    """An empty directory on the disk of `target`, gone at the end unless it was renamed. `prefix`: another one for who
+    does not hold the policy's directory, since a learner that starts clears what is left under its own."""
+    temporary = target.parent / f"{prefix}{target.name}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:

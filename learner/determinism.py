@@ -33,6 +33,7 @@ def made_on(config: LearnerConfig) -> dict[str, Any]:
         "device": config.device if config.device == "cpu" else torch.cuda.get_device_name(config.device),
         "dtype": config.dtype,
         "threads": torch.get_num_threads(),
+        "tokens_per_forward": config.tokens_per_forward,
         "torch": str(torch.__version__),
         "deterministic": config.deterministic,
     }
@@ -44,8 +45,8 @@ def differences(manifest: Mapping[str, Any], config: LearnerConfig) -> list[str]
     there, here = manifest.get("made_on"), made_on(config)
     if there is None:
         return ["its manifest does not say what it was made with"]
-    names = ("device", "dtype", "torch")
-    return [f"{name} {there[name]} then, {here[name]} now" for name in names if there[name] != here[name]]
+    names = ("device", "dtype", "tokens_per_forward", "torch")
+    return [f"{name} {there.get(name)} then, {here[name]} now" for name in names if there.get(name) != here[name]]
 
 
 @contextmanager

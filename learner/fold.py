@@ -102,7 +102,14 @@ def fold(
     state = _newest_state(config, versions[: state_until + 1])
     begin = state["version"] if state else 0
     run = state["run"] if state else (versions[1].run if len(versions) > 1 else config.run)
-    policy = Policy(base, run=run, options=options(run), dtype=config.dtype, device=config.device)
+    policy = Policy(
+        base,
+        run=run,
+        options=options(run),
+        dtype=config.dtype,
+        device=config.device,
+        recompute=config.recompute,
+    )
     if state:
         policy.trainer.load_state_dict(state["trainer"])
     _replay(policy, versions[begin + 1 :], options, engine, stop)

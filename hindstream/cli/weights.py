@@ -17,19 +17,24 @@ from rich.table import Table
 from sqlalchemy import Connection, TextClause, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
+from hindstream.cli import weights_files
 from hindstream.cli.topics import ensure_topics
 from hindstream.endpoints import resolve_endpoints
 from hindstream.errors import UserError
 from hindstream.settings import load_settings
+from schemas.database import in_words
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app.add_typer(weights_files.app)
 
-PolicyOption = Annotated[str | None, typer.Option("--policy", help="The policy; default: the one of the settings.")]
+PolicyOption = weights_files.PolicyOption
 
 _LIST = text(
     """
-    SELECT v.policy, v.version, v.parent_version, v.run, b.seq, v.recipe_digest, v.path, v.created_at,
+    SELECT v.policy, v.version, v.parent_version, v.run, b.seq, v.recipe_digest, v.path, v.manifest, v.created_at,
            t.samples_trained, t.tokens,
+           (SELECT string_agg(holder, ', ' ORDER BY holder) FROM weight_pins p
+            WHERE p.policy = v.policy AND p.version = v.version) AS pinned_by,
            (SELECT string_agg(DISTINCT l.server, ', ') FROM weight_loads l
             WHERE l.policy = v.policy AND l.version = v.version AND l.status = 'serving'
               AND l.created_at = (SELECT max(created_at) FROM weight_loads n
@@ -54,23 +59,29 @@ _LOADS = text(
     "WHERE policy = :policy AND version = :version ORDER BY created_at"
 )
 
+_UPLOADS = text(
+    "SELECT url, status, attempts, detail, bytes, seconds, uploaded_at FROM weight_uploads "
+    "WHERE policy = :policy AND version = :version ORDER BY url"
+)
+_PINS = text("SELECT holder FROM weight_pins WHERE policy = :policy AND version = :version ORDER BY holder")
+
 
 @app.callback()
 def root() -> None:
-    """Weight versions: list, show, verify, and follow them with a policy server."""
+    """Weight versions: where they come from, whether they are whole, which are kept, and serving them."""
 
 
 @app.command("list")
 def list_versions(policy: PolicyOption = None) -> None:
     """Every version with its parent, what it learned from, and who serves it."""
-    from learner.manifest import has_weights
+    from learner.manifest import has_weights, kind_of
 
     with _database() as connection:
         rows = connection.execute(_LIST, {"policy": _policy(policy)}).all()
     if not rows:
         raise UserError(f"policy {_policy(policy)!r} has no weight version; `hindstream learner run` makes version 0")
     table = Table()
-    for column in ("version", "parent", "run", "micro-batch", "turns", "tokens", "recipe", "files", "served by"):
+    for column in ("version", "parent", "run", "micro-batch", "turns", "tokens", "recipe", "kind", "files", "use"):
         table.add_column(column)
     for row in rows:
         table.add_row(
@@ -81,8 +92,9 @@ def list_versions(policy: PolicyOption = None) -> None:
             _or_dash(row.samples_trained),
             _or_dash(row.tokens),
             (row.recipe_digest or "–")[:12],
+            kind_of(row.manifest),
             "on disk" if has_weights(_directory(row)) else "files deleted",
-            row.served_by or "",
+            ", ".join(filter(None, (row.served_by, row.pinned_by and f"pin: {row.pinned_by}"))),
         )
     Console().print(table)
 
@@ -90,7 +102,7 @@ def list_versions(policy: PolicyOption = None) -> None:
 @app.command()
 def show(version: int, policy: PolicyOption = None) -> None:
     """One version: manifest, step metrics, turns, and every load by a server, as JSON."""
-    from learner.manifest import has_weights
+    from learner.manifest import base_of, has_weights, kind_of
 
     name = _policy(policy)
     named = {"policy": name, "version": version}
@@ -101,10 +113,14 @@ def show(version: int, policy: PolicyOption = None) -> None:
         recipe = _first(connection, _RECIPE, {"run": row.run})
         loads = [dict(load._mapping) for load in connection.execute(_LOADS, named)]
         turns = connection.execute(_TURNS, named).scalar_one()
+        uploads = [dict(copy._mapping) for copy in connection.execute(_UPLOADS, named)]
+        pins = connection.execute(_PINS, named).scalars().all()
     plain = {
         "policy": row.policy,
         "version": row.version,
         "parent_version": row.parent_version,
+        "kind": kind_of(row.manifest),
+        "base_version": base_of(row.manifest),
         "run": row.run,
         "micro_batch": batch,
         "recipe": recipe,
@@ -116,6 +132,8 @@ def show(version: int, policy: PolicyOption = None) -> None:
         "turns_trained": turns,
         "step": step,
         "loads": loads,
+        "pinned_by": pins,
+        "uploads": uploads,
     }
     print(json.dumps(plain, indent=2, default=str))
 
@@ -125,8 +143,10 @@ def verify(
     version: Annotated[int | None, typer.Argument(help="Default: every version whose files are kept.")] = None,
     policy: PolicyOption = None,
 ) -> None:
-    """Hash the files again and compare them with the manifest. Exit code 1 where something differs."""
-    from learner.manifest import has_weights, manifest_digest, problems
+    """Hash the files again and compare them with the manifest; a delta with its base, put together. Exit code 1 where
+    something differs."""
+    from learner.manifest import has_weights, manifest_digest
+    from learner.stored import Version, base_version, faults
 
     name = _policy(policy)
     with _database() as connection:
@@ -137,11 +157,13 @@ def verify(
             rows = [row for row in rows if has_weights(_directory(row))]
         else:
             rows = [_version(connection, name, version)]
+        versions = [Version(row.policy, row.version, _directory(row), row.manifest) for row in rows]
+        bases = [base_version(connection, load_settings().weights_dir, one) for one in versions]
     if not rows:
         raise UserError(f"policy {name!r} has no weight version with files on disk")
     failed = False
-    for row in rows:
-        wrong = problems(_directory(row), row.manifest)
+    for row, one, base in zip(rows, versions, bases, strict=True):
+        wrong = faults(one, base)
         if manifest_digest(row.manifest) != row.manifest_sha256:
             wrong.append("the manifest in the database is not the one that was announced")
         failed = failed or bool(wrong)
@@ -156,7 +178,6 @@ def follow(
     """Keep the policy server at the newest version until stopped (Ctrl-C or SIGTERM). Requests are never refused."""
     from learner.config import FollowConfig
     from learner.serving import follow as follow_weights
-    from schemas.database import in_words
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("kafka").setLevel(logging.WARNING)
@@ -168,6 +189,7 @@ def follow(
         database_url=endpoints.database_url,
         policy=settings.run.policy,
         weights_dir=settings.weights_dir,
+        assembled_dir=settings.home_dir / "serving",
         server_url=endpoints.policy_url,
         model=settings.policy.model,
         api_key=key.get_secret_value() if key else None,
