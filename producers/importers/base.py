@@ -7,7 +7,7 @@ under whatever name and in whatever directory, gives the same ids, because they 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ __all__ = [
     "RefusedRow",
     "Row",
     "SessionDraft",
+    "StorableOnce",
     "Unreadable",
     "check_storable",
     "session_id_of",
@@ -118,6 +119,35 @@ def check_storable(content: Any) -> None:
             canonical_json(sanitise(content)[0])
     except (ValueError, OverflowError) as err:
         raise Unreadable(f"it cannot be written as JSON: {err}") from err
+
+
+class StorableOnce:
+    """`check_storable` for the messages of one conversation, each looked at once however many turns carry it."""
+
+    def __init__(self) -> None:
+        # The messages are kept too: as long as they live, no other object has their identity.
+        self._seen: dict[int, tuple[Any, Unreadable | None]] = {}
+
+    def check(self, messages: Sequence[Any]) -> None:
+        """Refuse messages that could not be put on the log.
+
+        Raises:
+            Unreadable: one of them is nested too deeply, or holds a number that JSON writers refuse.
+        """
+        for message in messages:
+            seen = self._seen.get(id(message))
+            if seen is None:
+                seen = self._seen[id(message)] = message, _fault(message)
+            if seen[1] is not None:
+                raise seen[1]
+
+
+def _fault(message: Any) -> Unreadable | None:
+    try:
+        check_storable([[message]])  # an event puts two levels around it
+    except Unreadable as err:
+        return err
+    return None
 
 
 def text_of(content: Any, what: str) -> str:

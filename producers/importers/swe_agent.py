@@ -40,6 +40,7 @@ from producers.importers.base import (
     RefusedRow,
     Row,
     SessionDraft,
+    StorableOnce,
     Unreadable,
     check_storable,
     session_id_of,
@@ -102,6 +103,7 @@ class _Run:
         found = scanned.fields.get("history")
         self.broken_history = [row for row in (found.items or []) if isinstance(row, Broken)] if found else []
         self.history = History(found, [item.value if isinstance(item, Item) else None for item in items])
+        self.storable = StorableOnce()
         self.policy, self.sampling = _model(scanned.fields.get("replay_config"))
 
     def rows(self) -> Iterator[Row]:
@@ -127,7 +129,8 @@ class _Run:
         messages = self._request(index, step)
         response = Response(content=text, tool_calls=_calls(step, self.history.answer(index), messages))
         observation = step.get("observation")
-        check_storable([messages, text, observation])
+        self.storable.check(messages)
+        check_storable([text, observation])
         turn = self.draft.add_turn(
             messages=messages,
             response=response,

@@ -25,6 +25,7 @@ class History:
     def __init__(self, found: Field | None, steps: Sequence[Any]) -> None:
         self.messages, self._fault = _readable(found)
         self._answers = _align(steps, self.messages)
+        self._sent = [as_sent(message) for message in self.messages]
 
     def answer(self, index: int) -> Message | None:
         """The assistant message that step `index` made; None where `history` lacks it."""
@@ -43,7 +44,7 @@ class History:
             if self._fault:
                 raise Unreadable(f"what the model was sent is not in the file: {self._fault}")
             at = self._after_step(index - 1)
-        return [as_sent(message) for message in self.messages[:at]]
+        return self._sent[:at]
 
     def _after_step(self, index: int) -> int:
         before = self._answers[index] if index >= 0 else -1
