@@ -69,7 +69,7 @@ def _spec_in(annotation: Any) -> type[Spec] | None:
     """The branch that a field holds, in a list or beside None too."""
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         return annotation
-    if typing.get_origin(annotation) in (list, types.UnionType, typing.Union, typing.Annotated):
+    if typing.get_origin(annotation) in (list, tuple, types.UnionType, typing.Union, typing.Annotated):
         for part in typing.get_args(annotation):
             below = _spec_in(part)
             if below is not None:
@@ -87,6 +87,9 @@ def _said_well(message: str, plain: Any) -> str:
         return message
     words, path = match[1], match[2]
     bound = re.fullmatch(r"Expected `(?:int|float)` (>=|>|<=|<) (\S+)", words)
+    if words.startswith("Invalid enum value"):
+        choices = _choices(Recipe, re.findall(r"[^.\[\]]+", path))
+        return f"{path}: {words.removeprefix('Invalid enum value ')} is none of {', '.join(map(repr, choices))}"
     if bound is None:
         return f"{path}: {words}"
     for name in re.findall(r"[^.\[\]]+", path):
@@ -95,3 +98,19 @@ def _said_well(message: str, plain: Any) -> str:
         else:
             plain = plain.get(name) if isinstance(plain, dict) else None
     return f"{path} {plain} must be {_BOUNDS[bound[1]]} {bound[2].removesuffix('.0')}"
+
+
+def _choices(spec: type[Spec], names: list[str]) -> tuple[Any, ...]:
+    """What the field at this path may be, where it is one of a few."""
+    annotation: Any = {field.name: field.type for field in msgspec.structs.fields(spec)}.get(names[0])
+    rest = [name for name in names[1:] if not name.isdecimal() and name != "..."]
+    below = _spec_in(annotation)
+    if rest and below is not None:
+        return _choices(below, rest)
+    return _literals(annotation)
+
+
+def _literals(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) is typing.Literal:
+        return typing.get_args(annotation)
+    return next((found for part in typing.get_args(annotation) if (found := _literals(part))), ())

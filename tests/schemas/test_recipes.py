@@ -94,6 +94,13 @@ def test_every_field_that_is_not_at_its_default_changes_the_digest(overrides: di
         ({"distillation": {"kind": "topk", "k": 9}}, "set teacher.top_k to 9 at least"),
         ({"distillation": {"kind": "topk", "entries": "teacher"}}, "set it to 'student'"),
         ({"distillation": {"kind": "divergence"}, "loss": {"normaliser": "batch"}}, "use 'component'"),
+        (
+            {"loss": {"surrogate": "ppo"}},
+            "loss.surrogate: 'ppo' is none of 'ppo_clip', 'gspo', 'cispo', 'mirror', 'band'",
+        ),
+        ({"loss": {"mismatch": [{"kind": "x"}]}}, "'x' is none of 'truncate', 'mask', 'reject', 'veto'"),
+        ({"loss": {"mismatch": [{"kid": "x"}]}}, r"no recipe field 'kid' in loss.mismatch\[0\], did you mean 'kind'"),
+        ({"judge": {"rules": [{"pattern": "a", "score": 3}]}}, "3 is none of -1, 0, 1"),
         ({"hint": {"context": " "}}, "hint.context is empty"),
         ({"hint": {"votes": 0}}, "no context, no patterns and no votes"),
         ({"loss": {"clip_high": "0.3"}}, "loss.clip_high: Expected `float`, got `str`"),
