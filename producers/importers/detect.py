@@ -17,6 +17,10 @@ HEAD_BYTES = 1 << 18
 """How much of a file is looked at. The first object of every format known shows what it is within a few KiB; a system
 prompt before that is seldom over 100 KiB."""
 
+HEAD_LINES = 100
+"""Lines that are parsed of a head: every format of rows shows what it is in the first few, damaged ones among them."""
+
+_DECODER = json.JSONDecoder(strict=False)
 _REFUSED = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _CONTROL = re.compile(r"[\x00-\x1f]")
 """What the strict parser of cut JSON takes nowhere, or nowhere in text."""
@@ -46,11 +50,14 @@ class Head:
 
     @cached_property
     def lines(self) -> list[Any]:
-        """The JSON value of each line that is in `data` whole and is JSON by itself; of JSON on one line, that."""
+        """The objects and lists among the first lines that are in `data` whole and are JSON by themselves, at most
+        `HEAD_LINES`; of JSON on one line, that."""
         lines = self.text.split("\n")
         if not self.whole and len(lines) > 1:
             lines.pop()
-        return [value for line in lines if line.strip() and (value := _whole(line)) is not None]
+        # Of JSON that is spread over lines hardly any has both ends, and trying each would take longer than an import.
+        rows = [line for line in lines if line.strip()[:1] in ("{", "[") and line.rstrip()[-1:] in ("}", "]")]
+        return [value for line in rows[:HEAD_LINES] if (value := _whole(line)) is not None]
 
     @cached_property
     def object(self) -> dict[str, Any]:
@@ -76,7 +83,7 @@ def head_of(path: Path) -> Head:
 def _first_value(text: str) -> Any:
     text = text.lstrip(" \t\r\n")
     try:
-        return json.JSONDecoder(strict=False).raw_decode(text)[0]
+        return _DECODER.raw_decode(text)[0]
     except json.JSONDecodeError as err:
         # Up to where it goes wrong it is the beginning of JSON, and that much tells the format.
         begun = _REFUSED.sub("?", _CONTROL.sub(" ", text[: err.pos]))
@@ -90,6 +97,6 @@ def _first_value(text: str) -> Any:
 
 def _whole(line: str) -> Any:
     try:
-        return json.loads(line, strict=False)
+        return _DECODER.decode(line)
     except (ValueError, RecursionError):
         return None
