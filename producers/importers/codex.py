@@ -32,7 +32,7 @@ from schemas.events import TurnKind
 NAME = "codex"
 SOURCE = "hindstream/import/codex"
 
-_ENVELOPES = frozenset({"session_meta", "response_item", "turn_context", "compacted", "event_msg"})
+_ENVELOPES = ("session_meta", "response_item", "turn_context", "compacted", "event_msg")
 
 
 def sniff(head: Head) -> bool:

@@ -33,7 +33,7 @@ _STOPS: dict[str, FinishReason] = {
     "aborted": "aborted",
     "error": "error",
 }
-_MACHINES = frozenset({"custom", "hookMessage", "compactionSummary", "branchSummary"})
+_MACHINES = ("custom", "hookMessage", "compactionSummary", "branchSummary")
 """Roles of messages that extensions and pi itself put into the context."""
 _OWN_PROVIDER = "openclaw"
 """The provider of assistant messages in which OpenClaw notes what it delivered: copies, which the policy never gave."""

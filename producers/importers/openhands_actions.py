@@ -14,9 +14,9 @@ from schemas.events import FinishReason, NextStateKind, Response
 
 Event = dict[str, Any]
 
-_NO_ANSWERS = frozenset({"system", "condensation", "condensation_request", "change_agent_state", "recall", "null"})
+_NO_ANSWERS = ("system", "condensation", "condensation_request", "change_agent_state", "recall", "null")
 """Actions that OpenHands takes in the agent's name."""
-_NO_STATES = frozenset({"null", "agent_state_changed", "recall", "condensation", "loop_recovery"})
+_NO_STATES = ("null", "agent_state_changed", "recall", "condensation", "loop_recovery")
 """Observations that tell the policy nothing about its action."""
 _STOPS: dict[str, FinishReason] = {"stop": "stop", "tool_calls": "tool_calls", "length": "length"}
 

@@ -38,6 +38,7 @@ def read(path: Path) -> Iterator[Row]:
         yield from _session(path.name, rows, refused, {}, {"history": values_of(rows)})
         return
     first: dict[str, int] = {}
+    item: Item | Broken | None = None
     for item in _histories(path, head):
         if isinstance(item, Broken):
             yield RefusedRow(path.name, item.line, item.reason, item.excerpt)
@@ -50,6 +51,8 @@ def read(path: Path) -> Iterator[Row]:
         rows, refused = split_rows(path.name, [Item(event, item.line) for event in _flat(history)])
         rest = {key: value for key, value in item.value.items() if key != "history"}
         yield from _session(path.name, rows, refused, rest, rest | {"history": values_of(rows)}, first)
+    if item is None:
+        yield RefusedRow(path.name, 1, "the file is empty", "")
 
 
 def _histories(path: Path, head: Head) -> Iterator[Item | Broken]:

@@ -28,7 +28,7 @@ _MAX_SAMPLING = 100.0
 """No API takes a temperature beyond 2 or a top_p beyond 1: what is more is no setting but a broken file."""
 _LISTS = frozenset({"messages"})
 _STOPS: dict[str, FinishReason] = {"stop": "stop", "tool_calls": "tool_calls", "length": "length"}
-_BY_PERSON = frozenset({"UserInterruption", "UserRejection", "UserNewTask"})
+_BY_PERSON = ("UserInterruption", "UserRejection", "UserNewTask")
 """What mini-SWE-agent notes beside words that a person typed."""
 _PERSON_SAYS = ("Interrupted by user", "Commands not executed. The user rejected", "The user added a new task")
 """How such words begin in the first version, which noted nothing beside them."""

@@ -135,7 +135,7 @@ def test_events_repeat_the_conversation_and_add_nothing_to_it(read: Read) -> Non
 
 
 def test_counted_tokens_end_a_response(read: Read) -> None:
-    info = {"total_token_usage": {}, "last_token_usage": {}}
+    info: dict[str, Any] = {"total_token_usage": {}, "last_token_usage": {}}
     got = read(user("go"), says("First."), event("token_count", info=info), says("Second."), call("x"))
     assert got.answers() == [("First.", []), ("Second.", [])]
     assert [text for _, text in got.asked(1)] == ["go", "First."]

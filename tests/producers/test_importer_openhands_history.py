@@ -285,3 +285,9 @@ def test_a_file_without_an_answer_says_so(read: Read) -> None:
     assert [row.reason for row in read(user(0, "go")).refused] == [
         "no event is an answer of the agent, so there is no turn"
     ]
+
+
+def test_an_empty_file_says_so(tmp_path: Path) -> None:
+    assert [row.reason for row in Imported(openhands_history, write_lines(tmp_path / "x.json", [])).refused] == [
+        "the file is empty"
+    ]
