@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "worker": ("hindstream.cli.worker", "Record, link, judge, hint, teach, batch.", "app"),
     "learner": ("hindstream.cli.learner", "Turn micro-batches into weight versions.", "app"),
     "replay": ("hindstream.cli.replay", "Rerun the log, or files, under another recipe.", "replay"),
+    "compare": ("hindstream.cli.compare", "What two runs made of the same turns.", "compare"),
     "runs": ("hindstream.cli.runs", "Runs: list, show, compare recipes, delete.", "app"),
     "weights": ("hindstream.cli.weights", "List, verify and serve weight versions.", "app"),
     "sql": ("hindstream.cli.sql", "Ask the database a question and print the rows.", "sql"),
