@@ -1,4 +1,4 @@
-"""What a step does: the fields of a recipe as `schemas.recipes.specs` documents them, for the learner's math, which
+"""What a step does: the fields of a recipe as `schemas.recipes.learning` documents them, for the learner's math, which
 knows nothing of recipes, and what the machine allows."""
 
 from __future__ import annotations

@@ -1,23 +1,21 @@
 """Recipes as data: their fields, the presets, overrides, and what they need."""
 
 from schemas.recipes.checks import InvalidRecipe
-from schemas.recipes.named import PRESETS, recipe_named
-from schemas.recipes.needs import Needs, needs_of
-from schemas.recipes.plain import recipe_from_dict
-from schemas.recipes.specs import (
+from schemas.recipes.learning import (
     AdvantageSpec,
     BatchSpec,
     CriticSpec,
     DistillationSpec,
-    HintSpec,
-    JudgeSpec,
+    LoraSpec,
     LossSpec,
     MismatchSpec,
     OptimizerSpec,
-    Recipe,
-    TeacherSpec,
-    TextRule,
 )
+from schemas.recipes.named import PRESETS, recipe_named
+from schemas.recipes.needs import Needs, needs_of
+from schemas.recipes.plain import recipe_from_dict
+from schemas.recipes.signals import HintSpec, JudgeSpec, TeacherSpec, TextRule
+from schemas.recipes.specs import Recipe
 
 __all__ = [
     "PRESETS",
@@ -28,6 +26,7 @@ __all__ = [
     "HintSpec",
     "InvalidRecipe",
     "JudgeSpec",
+    "LoraSpec",
     "LossSpec",
     "MismatchSpec",
     "Needs",

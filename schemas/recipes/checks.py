@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from schemas.recipes.advantages import ADVANTAGES
-from schemas.recipes.specs import MismatchSpec, Recipe
+from schemas.recipes.learning import MismatchSpec
+from schemas.recipes.specs import Recipe
 
 
 class InvalidRecipe(ValueError):

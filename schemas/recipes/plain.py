@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from schemas.recipes.base import Spec
 from schemas.recipes.checks import InvalidRecipe, check
-from schemas.recipes.specs import Recipe, Spec
+from schemas.recipes.specs import Recipe
 
 
 def recipe_from_dict(plain: dict[str, Any]) -> Recipe:

@@ -1,0 +1,35 @@
+"""What every branch of a recipe is, and how it is hashed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0)]
+AtLeastOne = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A branch of a recipe.
+
+    `later`: fields that came after recipes of this shape were hashed. At their default they are left out of the
+    digest, so that a run keeps its digest when Hindstream learns a new option.
+    """
+
+    later: ClassVar[tuple[str, ...]] = ()
+
+
+def hashed(spec: Spec) -> dict[str, Any]:
+    """The plain form of `spec` without later fields at their default."""
+    plain: dict[str, Any] = {}
+    for field in msgspec.structs.fields(spec):
+        value = getattr(spec, field.name)
+        if field.name in spec.later and value == field.default:
+            continue
+        plain[field.name] = hashed(value) if isinstance(value, Spec) else msgspec.to_builtins(value)
+    return plain

@@ -1,0 +1,74 @@
+"""Which signals a run makes of its turns: reward, hint, teacher's scores."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from schemas.events import NextStateKind
+from schemas.recipes.base import AtLeastOne, Count, NotNegative, Spec
+
+
+class TextRule(Spec, frozen=True, kw_only=True):
+    """A CODE judge's rule for a next state's text: where `pattern` is found (case-insensitive), the vote is `score`."""
+
+    pattern: str
+    score: Literal[-1, 0, 1]
+    kinds: list[NextStateKind] = msgspec.field(default_factory=lambda: ["user_reply"])
+
+
+class JudgeSpec(Spec, frozen=True, kw_only=True):
+    """How a turn is scored.
+
+    The code judge looks first: a verdict, an exit code, then `rules` in order, the first that is found. Where it
+    cannot tell, and `votes` > 0, the LLM judge is asked `votes` times (each with its own seed) and the majority of
+    the valid votes is the reward; fewer than `quorum` valid votes give no reward (`abstained`).
+    """
+
+    code: bool = True
+    rules: list[TextRule] = msgspec.field(default_factory=list)
+    votes: Count = 3
+    quorum: int = 2
+    temperature: NotNegative = 0.6
+    max_tokens: AtLeastOne = 8
+
+
+class HintSpec(Spec, frozen=True, kw_only=True):
+    """How a directive signal is found.
+
+    With a `context` that is the hint of every answered turn, accepted as it stands; nothing else is looked for.
+    Else `patterns` are tried first on a user's reply: the first match's group 1 (or the whole match) is the hint, made
+    by code. Where none matches and `votes` > 0 the LLM is asked; of the accepted hints the longest is chosen
+    (ties: the earliest vote). A hint shorter than `min_characters` is refused.
+
+    `place`: where the teacher sees it, at the end of the last user message or of the system message.
+    """
+
+    later: ClassVar[tuple[str, ...]] = ("context", "place")
+
+    patterns: list[str] = msgspec.field(default_factory=list)
+    votes: Count = 3
+    temperature: NotNegative = 0.6
+    max_tokens: AtLeastOne = 96
+    min_characters: Count = 10
+    context: str | None = None
+    place: Literal["last_user", "system"] = "last_user"
+
+
+class TeacherSpec(Spec, frozen=True, kw_only=True):
+    """Who scores the response under the hint: the teacher server's model, with `top_k` alternatives a token.
+
+    `weights`: "server" takes the server's scores. "ema" and "best" score again inside the learner, with an
+    exponential moving average of the policy's own weights (`ema_rate` a step) or with the past version whose turns
+    were liked most (by the mean reward of at least `best_min_samples` samples); of the server they need only the
+    prompt with the hint in it.
+    """
+
+    later: ClassVar[tuple[str, ...]] = ("weights", "ema_rate", "best_min_samples")
+
+    top_k: Annotated[int, Meta(ge=4)] = 4
+    weights: Literal["server", "ema", "best"] = "server"
+    ema_rate: Annotated[float, Meta(gt=0, le=1)] = 0.05
+    best_min_samples: AtLeastOne = 32
