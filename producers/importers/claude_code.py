@@ -93,7 +93,7 @@ def _found(path: Path) -> Iterator[Item | Broken]:
 
 def _is_ours(row: dict[str, Any]) -> bool:
     if row.get("type") in ("user", "assistant") and isinstance(row.get("message"), dict):
-        return "parentUuid" in row or "sessionId" in row or "uuid" in row
+        return any(key in row for key in ("parentUuid", "sessionId", "session_id", "uuid"))
     return "leafUuid" in row or (row.get("type") in ("queue-operation", "file-history-snapshot"))
 
 

@@ -46,10 +46,11 @@ class Tree:
     def __init__(self, rows: Sequence[Item | Broken]) -> None:
         self.links = Links(
             rows,
-            own=lambda row: text_field(row, "uuid"),
+            # The stream of a run without a terminal has uuids and no parents: there rows follow each other.
+            own=lambda row: text_field(row, "uuid") if "parentUuid" in row else None,
             above=lambda row: text_field(row, "parentUuid") or text_field(row, "logicalParentUuid"),
             speaks=is_spoken,
-            lane=is_side,  # a subagent starts with what it was told, not with the conversation of who told it
+            lane=subagent,  # which starts with what it was told, not with the conversation of who told it
         )
         self._unit_of: dict[int, Unit] = {}
         self._units = self._group()
@@ -76,7 +77,7 @@ class Tree:
                     owner.results.append(index)
                     self._unit_of[index] = owner
                     continue
-            unit = Unit([index], row["type"] == "assistant", is_side(row), gap=gap)
+            unit = Unit([index], row["type"] == "assistant", subagent(row) is not False, gap=gap)
             unit.parent = None if owner is None else owner.rows[0]
             self._unit_of[index] = unit
             units.append(unit)
@@ -103,9 +104,12 @@ def is_spoken(row: Row) -> bool:
     return row.get("type") in ("user", "assistant") or queued_text(row) is not None
 
 
-def is_side(row: Row) -> bool:
-    """Whether the row is a subagent's."""
-    return row.get("isSidechain") is True
+def subagent(row: Row) -> str | bool:
+    """Whose row it is: a subagent by name where it has one, False for the session's own policy."""
+    told_by = text_field(row, "parent_tool_use_id")
+    if row.get("isSidechain") is not True and told_by is None:
+        return False
+    return text_field(row, "agentId") or told_by or True
 
 
 def message_id(row: Row) -> str | None:

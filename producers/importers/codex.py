@@ -56,7 +56,7 @@ def read(path: Path) -> Iterator[Row]:
 def _is_ours(row: dict[str, Any]) -> bool:
     if row.get("type") in _ENVELOPES and isinstance(row.get("payload"), dict):
         return True
-    return "record_type" in row or ("instructions" in row and "git" in row and "id" in row)
+    return row.get("record_type") == "state" or ("instructions" in row and "git" in row and "id" in row)
 
 
 class _Rollout:

@@ -56,8 +56,14 @@ def answered(event: Event) -> Response:
     metadata = event.get("tool_call_metadata")
     made = metadata if isinstance(metadata, dict) else {}
     name = text_field(made, "function_name") or event["action"]
-    call = call_of(text_field(made, "tool_call_id"), name, json.dumps(given, ensure_ascii=False))
+    call = call_of(call_id_of(event), name, json.dumps(given, ensure_ascii=False))
     return Response(content=content_text(args.get("thought"), "`thought`") or None, tool_calls=[call])
+
+
+def call_id_of(event: Event) -> str | None:
+    """The id of the tool call that an action carries out, or that an observation is about."""
+    metadata = event.get("tool_call_metadata")
+    return text_field(metadata, "tool_call_id") if isinstance(metadata, dict) else None
 
 
 def finish_of(event: Event, response: Response) -> FinishReason:

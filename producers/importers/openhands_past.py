@@ -11,6 +11,7 @@ from producers.importers.json_scan import Broken, Item, excerpt_of
 from producers.importers.jsonl import values_of
 from producers.importers.openhands_actions import (
     answered,
+    call_id_of,
     exit_code_of,
     finish_of,
     first_policy,
@@ -41,6 +42,8 @@ class History:
         self.tools: list[dict[str, Any]] = []
         self.turn_of: dict[Any, int | None] = {}
         """Id of an action -> its turn; None for an action that is no answer of the policy."""
+        self.call_of: dict[Any, str | None] = {}
+        """Id of an action -> the tool call that it carries out."""
         self.answered: tuple[str | None, int | None] = (None, None)
         """Id of the latest response and its turn, None where it could not be read."""
         self.latest: int | None = None
@@ -93,6 +96,7 @@ class History:
             return
         if event.get("id") is not None:
             self.turn_of[_key(event["id"])] = self.latest
+            self.call_of[_key(event["id"])] = call_id_of(event)
         if event["action"] == "delegate":
             self.delegated.append((self.latest, self.at))
             self.at = self.transcript.say(Place(), {"role": "user", "content": task_of(event)})
@@ -157,8 +161,7 @@ class History:
             return
         if self.delegated and self.delegated[-1][0] == turn:
             self.at = self.delegated.pop()[1]
-        metadata = event.get("tool_call_metadata")
-        call_id = text_field(metadata, "tool_call_id") if isinstance(metadata, dict) else None
+        call_id = call_id_of(event) or self.call_of.get(_key(cause))
         at = self.transcript.result(
             self.at,
             call_id,

@@ -120,25 +120,29 @@ class Transcript:
         Raises:
             Unreadable: no turn on the way here made that call.
         """
-        turn = self._caller(at, call_id) if turn is None else turn
+        named = turn is not None
+        turn = turn if named else self._caller(at, call_id)
         if turn is None:
             raise Unreadable(f"no answer before it made the tool call {call_id!r}")
-        state = {
-            "kind": kind,
-            "role": "tool",
-            "content": content,
-            "tool_call_id": call_id,
-            "exit_code": exit_code,
-            "observed_at": observed_at,
-            "line": line,
-        }
-        earlier = [known for known in self._turns[turn].states if known["tool_call_id"] == call_id]
-        if any(known["content"] == content for known in earlier):
+        earlier = [] if call_id is None else [s for s in self._turns[turn].states if s["tool_call_id"] == call_id]
+        if any(state["content"] == content for state in earlier):
             return at
-        if earlier and at.lost:
+        if earlier and at.lost and not named:
             raise Unreadable(f"the tool call {call_id!r} has its result, and the row that made it again is missing")
-        self._turns[turn].states.append(state)
-        return Place(at, {"role": "tool", "tool_call_id": call_id, "content": content}, at.turn, at.lost)
+        role = "user" if call_id is None else "tool"
+        self._turns[turn].states.append(
+            {
+                "kind": kind,
+                "role": role,
+                "content": content,
+                "tool_call_id": call_id,
+                "exit_code": exit_code,
+                "observed_at": observed_at,
+                "line": line,
+            }
+        )
+        message = {"role": role, "content": content} | ({} if call_id is None else {"tool_call_id": call_id})
+        return Place(at, message, at.turn, at.lost)
 
     def reply(
         self, at: Place, content: str, *, line: int, message: Message | None = None, observed_at: str | None = None

@@ -398,6 +398,33 @@ def test_a_subagents_own_file_is_read(read: Read) -> None:
     assert got.turns[0].kind == "side"
 
 
+def test_the_stream_of_a_run_without_a_terminal(read: Read) -> None:
+    """It has uuids but no parents, and subagents are told by the call that started them."""
+
+    def streamed(row: dict[str, Any], told_by: str | None = None) -> dict[str, Any]:
+        rest = {key: value for key, value in row.items() if key not in ("parentUuid", "sessionId")}
+        return rest | {"session_id": "s", "parent_tool_use_id": told_by}
+
+    got = read(
+        {"type": "system", "subtype": "init", "session_id": "s", "uuid": "i", "tools": ["Task"]},
+        streamed(user("u", None, "go")),
+        streamed(says("a1", None, use("t1", "Task"), mid="m")),
+        streamed(says("a2", None, use("t2", "Task"), mid="m")),
+        streamed(user("s1", None, "look left"), "t1"),
+        streamed(user("s2", None, "look right"), "t2"),
+        streamed(says("s3", None, "left"), "t1"),
+        streamed(says("s4", None, "right"), "t2"),
+        streamed(user("r1", None, [result("t1", "left")])),
+        streamed(user("r2", None, [result("t2", "right")])),
+        streamed(says("b", None, "Done.")),
+        {"type": "result", "subtype": "success", "session_id": "s", "uuid": "x"},
+    )
+    assert [turn.kind for turn in got.turns] == ["main", "main", "side", "side"]
+    assert got.answers() == [(None, ["left", "right"]), ("Done.", []), ("left", []), ("right", [])]
+    assert [got.asked(number) for number in (2, 3)] == [[("user", "look left")], [("user", "look right")]]
+    assert got.refused == []
+
+
 def test_compaction_starts_the_request_anew_on_the_same_branch(read: Read) -> None:
     got = read(
         user("u", None, "go"),
