@@ -11,10 +11,11 @@ from learner.objective import Objective
 from learner.samples import TrainingSample
 from learner.step_options import StepOptions
 
+Silence = tuple[str, str]
+"""A drop reason of the contract, and the same in words."""
 
-def why_silent(
-    samples: Sequence[TrainingSample], objective: Objective, options: StepOptions
-) -> list[tuple[str, str] | None]:
+
+def why_silent(samples: Sequence[TrainingSample], objective: Objective, options: StepOptions) -> list[Silence | None]:
     """For each sample the first reason that holds; None where a token of it carries a gradient.
 
     - `no_signal`: cut off, and the recipe does not train such answers; or neither reward nor teacher.
@@ -22,7 +23,7 @@ def why_silent(
     - `uninformative`: it has a reward, and the reward says nothing beside those it is compared with.
     """
     rejected = [int(part.sum()) for part in torch.split(objective.rejected, objective.lengths)]
-    found: list[tuple[str, str] | None] = []
+    found: list[Silence | None] = []
     for sample, carried, out, length in zip(samples, objective.carried(), rejected, objective.lengths, strict=True):
         if carried:
             found.append(None)

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.collate import Forward, plan_forwards
+from learner.collate import Forward
 from learner.importance import mismatch_weights
 from learner.logprobs import response_scores
 from learner.losses.kl import kl_estimate
-from learner.measuring import Others, measure
+from learner.measuring import Others
 from learner.metrics import Metrics, finite, log_prob_gap, log_prob_metrics, objective_metrics
-from learner.objective import Objective, build_objective
+from learner.objective import Objective
 from learner.optimizer import MasterAdamW
+from learner.preparing import prepare
 from learner.samples import TrainingSample
-from learner.silence import why_silent
+from learner.silence import Silence
 from learner.step_options import StepOptions
 from learner.terms import Tokens, component_term
 
@@ -33,7 +34,7 @@ class StepResult:
 
     metrics: Metrics
     skipped_reason: str | None
-    silent: list[tuple[str, str] | None]
+    silent: list[Silence | None]
 
     @property
     def carried(self) -> list[bool]:
@@ -94,12 +95,13 @@ class PolicyTrainer:
         Raises:
             InvalidSample: a sample must not be trained; nothing has changed.
         """
-        objective, forwards, gap, silent = self._prepare(samples)
+        ready = prepare(self.model, self.others, samples, self.options)
+        objective, forwards, silent = ready.objective, ready.forwards, ready.silent
         metrics = objective_metrics(objective)
         if not objective.components:
             return StepResult(metrics, "masked_batch", silent)
-        if self._beyond(gap):
-            return StepResult(metrics | {"logprob_gap_mean": gap}, "logprob_gap", silent)
+        if self._beyond(ready.gap):
+            return StepResult(metrics | {"logprob_gap_mean": ready.gap}, "logprob_gap", silent)
         warming = self.others.critic is not None and self.options.needs_critic and self.others.critic.warming
         proximal_N = objective.measured.proximal
         for number in range(0 if warming else self.options.steps):
@@ -153,38 +155,6 @@ class PolicyTrainer:
             "critic": others.critic if options.needs_critic else None,
         }
         return {name: other for name, other in found.items() if other is not None}
-
-    def _prepare(
-        self, samples: Sequence[TrainingSample]
-    ) -> tuple[Objective, list[Forward], float | None, list[tuple[str, str] | None]]:
-        """The objective with everything measured, its passes, the gap between engine and trainer where it is known, and
-        why samples are silent.
-
-        A sample that measuring silences is taken out and everything is measured again without it. So the samples that
-        carried a gradient are all that is needed to take the same step again, bit for bit.
-        """
-        options = self.options
-        use = [True] * len(samples)
-        silent: list[tuple[str, str] | None] = [None] * len(samples)
-        gap: float | None = None
-
-        def told(objective: Objective) -> list[tuple[str, str] | None]:
-            reasons = why_silent(samples, objective, options)
-            return [before or reason for before, reason in zip(silent, reasons, strict=True)]
-
-        while True:
-            objective = build_objective(samples, options, use=use)
-            silent, use = told(objective), objective.carried()
-            forwards = plan_forwards(samples, options.tokens_per_forward, use)
-            if not any(use) or not options.needs_measuring:
-                return objective, forwards, gap, silent
-            measured = measure(self.model, self.others, samples, forwards, objective, options)
-            if measured.proximal is not None and gap is None:
-                gap = log_prob_gap(measured.proximal, objective.behaviour, objective.kept)
-            objective = build_objective(samples, options, measured, use)
-            silent, before, use = told(objective), use, objective.carried()
-            if use == before or not any(use):
-                return objective, forwards, gap, silent
 
     def _beyond(self, gap: float | None) -> bool:
         limit = self.options.max_logprob_gap

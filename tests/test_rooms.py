@@ -34,6 +34,7 @@ MATH = (
     "optimizer",
     "own_teacher",
     "samples",
+    "preparing",
     "silence",
     "step",
     "step_options",
