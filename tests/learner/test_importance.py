@@ -38,6 +38,10 @@ def test_the_log_ratio_is_held_within_20() -> None:
     assert log_ratio(*given, torch.ones(3).bool()).tolist() == [20.0, -20.0, 0.25]
 
 
+def test_a_cap_below_1_weighs_every_token_less() -> None:
+    assert truncated_weight(torch.zeros(1), torch.zeros(1), torch.ones(1).bool(), 0.5).tolist() == [0.5]
+
+
 def test_a_cap_must_be_positive() -> None:
     with pytest.raises(ValueError, match="positive"):
         truncated_weight(torch.zeros(1), torch.zeros(1), torch.ones(1).bool(), 0.0)

@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.importance import LEAST_LOG_PROB, MismatchSpec, mismatch_weights, off_policy_mask, sequence_mean
+from learner.importance import (
+    LEAST_LOG_PROB,
+    MismatchSpec,
+    mismatch_weights,
+    off_policy_mask,
+    sequence_mean,
+    sequence_sum,
+)
 
 OWNERS = torch.tensor([0, 0, 1, 1])
 WHOLE = torch.ones(4).bool()
@@ -138,6 +145,13 @@ def test_a_bad_sequence_that_is_far_off_is_dropped_and_a_good_one_is_not() -> No
     assert off_policy_mask(newer, older, advantage, WHOLE, OWNERS, limit=0.8).all()  # it drifted by 0.75
     mask = torch.tensor([True, False, True, True])  # a masked token counts in neither mean
     assert off_policy_mask(newer, older, advantage, mask, OWNERS, limit=0.8).tolist() == [False, False, True, True]
+
+
+def test_sums_by_hand() -> None:
+    values, owners = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2, 0, 2])
+    assert sequence_sum(values, owners).tolist() == [2.0, 0.0, 5.0]
+    assert sequence_mean(values, torch.tensor([True, False, True]), owners).tolist() == [0.0, 0.0, 2.5]
+    assert len(sequence_sum(values[:0], owners[:0])) == 0
 
 
 def test_means_of_long_sequences_do_not_drift_in_float32() -> None:
