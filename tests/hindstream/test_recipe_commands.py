@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -94,3 +95,21 @@ def test_a_json_file_is_a_recipe_too_and_its_faults_name_it(tmp_path: Path) -> N
 def test_an_override_that_does_not_fit_is_refused_by_name(assignment: str, match: str) -> None:
     with pytest.raises(UserError, match=match):
         load_recipe("combine", [assignment])
+
+
+def test_the_page_names_every_preset_and_its_commands_work_as_pasted() -> None:
+    page = (Path(__file__).parents[2] / "docs/recipes.md").read_text()
+    assert all(f"`{name}`" in page for name in PRESETS)
+    lines = [line for line in page.splitlines() if line.startswith(".venv/bin/hindstream recipes ")]
+    assert len(lines) >= 6
+    for line in lines:
+        code, output = run(*shlex.split(line)[2:])
+        assert output
+        assert code == (1 if " diff " in line else 0), line
+
+
+def test_the_page_s_own_recipe_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/recipes.md").read_text()
+    file = tmp_path / "patient.toml"
+    file.write_text(page.split("```toml\n")[1].split("```")[0])
+    assert load_recipe(str(file)).loss.surrogate == "gspo"
