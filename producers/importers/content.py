@@ -57,17 +57,21 @@ def arguments_of(given: Any) -> str:
 def spoken(text: str, tags: Iterable[str]) -> str:
     """`text` without the machine's blocks `<tag ...>...</tag>` at its beginning and end; what a person quotes in the
     middle stays."""
-    names = "|".join(re.escape(tag) for tag in tags)
-    leading = re.compile(rf"\s*<({names})(?:\s[^>]*)?>.*?</\1>", re.DOTALL)
-    while (found := leading.match(text)) is not None:
-        text = text[found.end() :]
-    text = text.strip()
-    while (closing := re.search(rf"</({names})>\Z", text)) is not None:
-        opening = max(text.rfind(f"<{closing[1]}>"), text.rfind(f"<{closing[1]} "))
+    names = tuple(tags)
+    leading = re.compile(rf"\s*<({'|'.join(map(re.escape, names))})(?:\s[^>]*)?>.*?</\1>", re.DOTALL)
+    start = 0
+    while (found := leading.match(text, start)) is not None:
+        start = found.end()
+    text = text[start:].strip()
+    end = len(text)
+    while (tag := next((name for name in names if text.endswith(f"</{name}>", 0, end)), None)) is not None:
+        opening = max(text.rfind(f"<{tag}>", 0, end), text.rfind(f"<{tag} ", 0, end))
         if opening < 0:
             break
-        text = text[:opening].rstrip()
-    return text
+        end = opening
+        while end and text[end - 1].isspace():
+            end -= 1
+    return text[:end]
 
 
 def text_field(row: dict[str, Any], name: str) -> str | None:
