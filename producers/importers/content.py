@@ -65,7 +65,8 @@ def spoken(text: str, tags: Iterable[str]) -> str:
     text = text[start:].strip()
     end = len(text)
     while (tag := next((name for name in names if text.endswith(f"</{name}>", 0, end)), None)) is not None:
-        opening = max(text.rfind(f"<{tag}>", 0, end), text.rfind(f"<{tag} ", 0, end))
+        opening = text.rfind(f"<{tag}>", 0, end)
+        opening = max(opening, text.rfind(f"<{tag} ", max(opening, 0), end))
         if opening < 0:
             break
         end = opening
