@@ -173,6 +173,8 @@ def _row(item: Item) -> tuple[float, str, str]:
     if not isinstance(row, list) or len(row) < 3:
         raise Unreadable(f"is a JSON {json_type(row)}, not a row [time, code, data]")
     time, code, data = row[:3]
+    if not isinstance(code, str):
+        raise Unreadable(f"the code is a JSON {json_type(code)}, not a string")
     if isinstance(time, bool) or not isinstance(time, (int, float)):
         raise Unreadable(f"the time is a JSON {json_type(time)}, not a number")
     try:

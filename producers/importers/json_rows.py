@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from producers.importers.json_scan import Broken, Item, excerpt_of, read_text, scan_list
+from producers.importers.json_scan import Broken, Item, excerpt_of, read_text, stream_list
 from producers.importers.jsonl import BrokenLine, rows_of
 
 
@@ -21,7 +21,7 @@ def json_rows(path: Path) -> Iterator[Item | Broken]:
     if shape == "lines":
         yield from rows_of(path)
     elif shape == "list":
-        yield from scan_list(read_text(path))
+        yield from stream_list(path)
     else:
         yield from _whole(read_text(path))
 

@@ -59,7 +59,10 @@ def read(path: Path) -> Iterator[Row]:
         try:
             export.take(item.value, item.line)
         except Unreadable as err:
-            yield RefusedRow(path.name, item.line, str(err), excerpt_of(item.value))
+            shown = item.value
+            if isinstance(shown, dict):
+                shown = {name: value for name, value in shown.items() if name != "observations"}
+            yield RefusedRow(path.name, item.line, str(err), excerpt_of(shown))
     for reason, found in export.refused:
         yield RefusedRow(path.name, found.line, reason, excerpt_of(found.value))
     spans: list[Span] = []
@@ -105,24 +108,25 @@ class _Export:
             raise Unreadable("is neither a trace nor an observation nor a score")
 
     def _trace(self, trace: Fields, line: int) -> None:
-        key = trace.get("id")
-        if not isinstance(key, str) or not key:
-            raise Unreadable("a trace without `id`")
-        self.traces[key] = {name: trace.get(name) for name in ("sessionId", "environment")}
-        for name in ("scores", "corrections"):
-            rows = trace.get(name)
-            for score in rows if isinstance(rows, list) else []:
-                if isinstance(score, dict):
-                    self.scores.append(({"traceId": key, **score}, line))
+        key = _name(trace.get("id"))
+        mine = {"traceId": key} if key else {}
         observations = trace.get("observations")
         for one in observations if isinstance(observations, list) else []:
             item = one if isinstance(one, Item) else Item(one, line)
             try:
                 if not isinstance(item.value, dict):
                     raise Unreadable(f"an observation is a JSON {json_type(item.value)}, not an object")
-                self._observation({"traceId": key, **item.value}, item.line)
+                self._observation(mine | item.value, item.line)
             except Unreadable as err:
                 self.refused.append((str(err), item))
+        if key is None:
+            raise Unreadable("a trace without `id`")
+        self.traces[key] = {name: trace.get(name) for name in ("sessionId", "environment")}
+        for name in ("scores", "corrections"):
+            rows = trace.get(name)
+            for score in rows if isinstance(rows, list) else []:
+                if isinstance(score, dict):
+                    self.scores.append((mine | score, line))
 
     def _observation(self, row: Fields, line: int) -> None:
         key = row.get("id")

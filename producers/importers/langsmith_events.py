@@ -68,7 +68,9 @@ def read(items: Iterable[Item | Broken], file: str, *, source: str, format_name:
             check_storable(item.value)
             named = _session_of(item.value)
             if named is not None and named != current.name:
-                current = sessions.setdefault(named, _named(current, named, item.line))
+                if named not in sessions:
+                    sessions[named] = _named(current, named, item.line)
+                current = sessions[named]
             _take(current, item, seen)
         except Unreadable as err:
             excerpt = item.excerpt if isinstance(item, Broken) else excerpt_of(item.value)
@@ -87,11 +89,13 @@ def _named(before: _Session, name: str, line: int) -> _Session:
 
 def _session_of(row: list[Any]) -> str | None:
     name, payload = row
-    if name.endswith(".sessions.create") and isinstance(payload, dict) and isinstance(payload.get("id"), str):
-        return str(payload["id"])
-    if name.endswith(".events.send") and isinstance(payload, list) and payload and isinstance(payload[0], str):
-        return payload[0]
-    return None
+    if name.endswith(".sessions.create"):
+        named = payload.get("id") if isinstance(payload, dict) else None
+    elif name.endswith(".events.send"):
+        named = payload[0] if isinstance(payload, list) and payload else None
+    else:
+        return None
+    return named if isinstance(named, str) and named else None
 
 
 def _take(session: _Session, item: Item, seen: set[str]) -> None:

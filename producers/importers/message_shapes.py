@@ -69,7 +69,7 @@ def messages_in(value: Any) -> list[Message]:
         return [{"role": "user", "content": value}]
     if not isinstance(value, dict):
         raise Unreadable(f"a message is a JSON {json_type(value)}, not an object")
-    kind = value.get("type")
+    kind = _kind(value)
     if isinstance(value.get("kwargs"), dict) and isinstance(value.get("id"), list) and value["id"]:
         return messages_in({"type": value["id"][-1], **value["kwargs"], "_class": value["id"][-1]})
     if isinstance(value.get("data"), dict) and kind in ROLES:
@@ -94,7 +94,7 @@ def _message(role: str, value: Message) -> list[Message]:
     blocks = body if isinstance(body, list) else []
     results, kept, calls, thoughts = list[Message](), list[Any](), list[Message](), list[str]()
     for block in blocks:
-        kind = block.get("type") if isinstance(block, dict) else None
+        kind = _kind(block) if isinstance(block, dict) else None
         if kind in _RESULTS:
             results.append(_result(block))
         elif kind in _CALLS:
@@ -168,7 +168,7 @@ def _result(block: Message) -> Message:
 def _part(part: Any) -> Any:
     """A part in OpenAI's shape where it is text; else as it is."""
     if isinstance(part, dict):
-        kind = part.get("type")
+        kind = _kind(part)
         for name in ("text", "content", "refusal"):
             if isinstance(part.get(name), str) and (kind in TEXT_TYPES or kind is None):
                 return {"type": "text", "text": part[name]}
@@ -208,6 +208,11 @@ def _system_of(request: Message) -> list[Message]:
     if isinstance(said, list):
         said = _joined([_part(part) for part in said])
     return [{"role": "system", "content": said}] if said and isinstance(said, (str, list)) else []
+
+
+def _kind(holder: Message) -> str | None:
+    kind = holder.get("type")
+    return kind if isinstance(kind, str) else None
 
 
 def _text(holder: Message, *names: str) -> str | None:

@@ -87,7 +87,7 @@ def _read(bare: Span, span: OtlpSpan) -> Span:
     for event in span.events:
         if event.name == DETAILS:
             said = event.attributes | said
-    operation = said.get("gen_ai.operation.name")
+    operation = _text(said, "gen_ai.operation.name")
     common: dict[str, Any] = {"key": span.key, "order": (0, span.start, span.line), "line": span.line}
     if operation == "execute_tool":
         result = said.get("gen_ai.tool.call.result")

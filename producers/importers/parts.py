@@ -53,6 +53,7 @@ def _part(part: Any, what: str) -> str:
     if not isinstance(part, dict):
         raise Unreadable(f"a part of {what} is a JSON {json_type(part)}, not an object")
     kind = part.get("type")
+    kind = kind if isinstance(kind, str) else None
     for name in ("text", "content", "refusal"):
         if isinstance(part.get(name), str) and (kind in TEXT_TYPES or kind is None or name == "text"):
             return str(part[name])

@@ -71,6 +71,8 @@ def rows_of_spans(
             sessions[name].scores.append(scored)
     for session in sessions.values():
         yield from _rows(session, source, format_name, file)
+    if not sessions:
+        yield RefusedRow(file, 1, "the file has no model call that could be read, so there is no turn", "")
 
 
 def _rows(session: _Session, source: str, format_name: str, file: str) -> Iterator[Row]:

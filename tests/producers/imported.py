@@ -10,7 +10,7 @@ from typing import Any
 
 from producers.importers import Importer, RefusedRow
 from schemas.envelope import Event, decode, encode
-from schemas.events import NextStateObserved, SessionClosed, TurnRecorded
+from schemas.events import FeedbackGiven, NextStateObserved, SessionClosed, TurnRecorded
 
 
 class Imported:
@@ -28,6 +28,7 @@ class Imported:
         self.turns = [one for one in data if isinstance(one, TurnRecorded)]
         self.states = [one for one in data if isinstance(one, NextStateObserved)]
         self.closed = [one for one in data if isinstance(one, SessionClosed)]
+        self.feedback = [one for one in data if isinstance(one, FeedbackGiven)]
         self._check(path.name)
 
     def counts(self) -> dict[str, Any]:
@@ -66,8 +67,10 @@ class Imported:
         for event in self.events:
             record = encode(event)
             assert decode(record.value, record.headers).id == event.id
-            assert event.data.origin is not None  # type: ignore[union-attr]
-            assert event.data.origin.file == file  # type: ignore[union-attr]
+            if not isinstance(event.data, FeedbackGiven):
+                assert event.data.origin is not None
+                assert event.data.origin.file == file
+        assert all((given.session_id, given.turn_id) in turns for given in self.feedback)
         for closed in self.closed:
             assert closed.turns == sum(turn.session_id == closed.session_id for turn in self.turns)
             assert closed.next_states == sum(state.session_id == closed.session_id for state in self.states)
