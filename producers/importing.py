@@ -126,14 +126,14 @@ def import_file(
 
 def chunks(events: Iterator[Event], blobs: BlobStore) -> Iterator[list[WireRecord]]:
     """The events as records, some at a time; stamped with the time of now, unless an archive of ours kept theirs."""
-    chunk, size = list[WireRecord](), 0
+    chunk, size, now = list[WireRecord](), 0, utc_now()
     for event in events:
-        record = encode(event if event.recorded_time else replace(event, recorded_time=utc_now()), blobs)
+        record = encode(event if event.recorded_time else replace(event, recorded_time=now), blobs)
         chunk.append(record)
         size += len(record.value)
         if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
             yield chunk
-            chunk, size = [], 0
+            chunk, size, now = [], 0, utc_now()
     if chunk:
         yield chunk
 

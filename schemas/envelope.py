@@ -20,7 +20,7 @@ from schemas.claim_check import BlobMissing, BlobStore
 from schemas.depth import nested_deeply
 from schemas.digests import canonical_json, digest_of
 from schemas.events import EVENT_TYPES, TYPE_OF, EventData
-from schemas.text import from_raw, raw_of, sanitise
+from schemas.text import from_raw, raw_of, sanitise, sanitise_text
 from schemas.topics import MAX_EVENT_BYTES
 
 SPEC_VERSION = "1.0"
@@ -147,7 +147,7 @@ def encode(event: Event, blobs: BlobStore | None = None) -> WireRecord:
             )
         headers.append(("ce_dataref", blobs.put(value).encode("utf-8")))
         value = b"{}"
-    return WireRecord(key=sanitise(event.key)[0].encode("utf-8"), value=value, headers=headers)
+    return WireRecord(key=sanitise_text(event.key).encode("utf-8"), value=value, headers=headers)
 
 
 def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]], blobs: BlobStore | None = None) -> Event:
@@ -205,21 +205,19 @@ def _without_origin(raw: str) -> str:
 
 
 def _attribute_headers(event: Event) -> Headers:
-    attributes: dict[str, str | None] = {
-        "id": event.id,
-        "source": event.source,
-        "type": event.type,
-        "specversion": SPEC_VERSION,
-        "time": event.time,
-        "subject": event.subject,
-        "partitionkey": event.key,
-        "causationid": event.causation_id,
-        "recordedtime": event.recorded_time,
-    }
+    attributes = (
+        ("ce_id", event.id),
+        ("ce_source", event.source),
+        ("ce_type", event.type),
+        ("ce_specversion", SPEC_VERSION),
+        ("ce_time", event.time),
+        ("ce_subject", event.subject),
+        ("ce_partitionkey", event.key),
+        ("ce_causationid", event.causation_id),
+        ("ce_recordedtime", event.recorded_time),
+    )
     headers: Headers = [("content-type", CONTENT_TYPE)]
-    for name, text in attributes.items():
-        if text is not None:
-            headers.append((f"ce_{name}", sanitise(text)[0].encode("utf-8")))
+    headers += [(name, sanitise_text(text).encode("utf-8")) for name, text in attributes if text is not None]
     return headers
 
 

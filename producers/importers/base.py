@@ -7,7 +7,7 @@ under whatever name and in whatever directory, gives the same ids, because they 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,6 +110,8 @@ def check_storable(content: Any) -> None:
     Raises:
         Unreadable: it is nested too deeply, or holds a number that JSON writers refuse.
     """
+    if _is_flat(content):
+        return
     if nested_deeply(content):
         raise Unreadable("it is nested too deeply")
     try:
@@ -142,7 +144,19 @@ class StorableOnce:
                 raise seen[1]
 
 
+_TEXTS = frozenset({str, bool, type(None)})
+
+
+def _is_flat(content: Any) -> bool:
+    """Whether it is nothing but texts, as most messages are: then there is nothing to look for."""
+    if isinstance(content, dict):
+        content = content.values()
+    return isinstance(content, list | ValuesView) and _TEXTS.issuperset(map(type, content))
+
+
 def _fault(message: Any) -> Unreadable | None:
+    if _is_flat(message):
+        return None
     try:
         check_storable([[message]])  # an event puts two levels around it
     except Unreadable as err:

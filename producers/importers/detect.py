@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pydantic_core import from_json
 
 from producers.importers.open_files import open_log
@@ -46,18 +47,28 @@ class Head:
 
         None where the file does not begin with JSON. Of a file of JSON lines, the first line.
         """
-        return _first_value(self.text)
+        return _first_value(self.text) if self._only is None else self._only
 
     @cached_property
     def lines(self) -> list[Any]:
         """The objects and lists among the first lines that are in `data` whole and are JSON by themselves, at most
         `HEAD_LINES`; of JSON on one line, that."""
+        if self._only is not None and "\n" in self.text.strip():
+            return []
         lines = self.text.split("\n")
         if not self.whole and len(lines) > 1:
             lines.pop()
         # Of JSON that is spread over lines hardly any has both ends, and trying each would take longer than an import.
         rows = [line for line in lines if line.strip()[:1] in ("{", "[") and line.rstrip()[-1:] in ("}", "]")]
         return [value for line in rows[:HEAD_LINES] if (value := _whole(line)) is not None]
+
+    @cached_property
+    def _only(self) -> Any:
+        """The value that the whole file is; None where it is none, or too long or damaged to tell so quickly."""
+        try:
+            return msgspec.json.decode(self.data) if self.whole else None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
 
     @cached_property
     def object(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from producers.importers.json_scanner import CHUNK, Broken, Item, Scanner, excerpt_of, json_type
+from producers.importers.json_sound import scan_sound_object
 from producers.importers.open_files import open_log
 
 __all__ = [
@@ -103,6 +104,9 @@ def _list(scanner: Scanner) -> Iterator[Item | Broken]:
 
 def scan_object(text: str, lists: frozenset[str]) -> ScannedObject:
     """The fields of a JSON object; those named in `lists` item by item. Reading stops at what cannot be skipped."""
+    sound = scan_sound_object(text, lists)
+    if sound is not None:
+        return ScannedObject({name: Field(one.line, one.value, one.items) for name, one in sound.items()})
     scanner, found = Scanner(text), ScannedObject()
     pos = scanner.skip(0)
     if text[pos : pos + 1] != "{":

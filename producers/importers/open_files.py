@@ -11,7 +11,6 @@ import io
 import logging
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -45,14 +44,17 @@ class Watcher(Protocol):
 _watcher: ContextVar[Watcher | None] = ContextVar("_watcher", default=None)
 
 
-@contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
+class watched_by:
     """Inside, `watcher` hears of every read of a file that was opened with `open_log`."""
-    token = _watcher.set(watcher)
-    try:
-        yield
-    finally:
-        _watcher.reset(token)
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._who = watcher
+
+    def __enter__(self) -> None:
+        self._token = _watcher.set(self._who)
+
+    def __exit__(self, *fault: object) -> None:
+        _watcher.reset(self._token)
 
 
 def open_log(path: Path) -> BinaryIO:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from producers.importers import json_scan
-from producers.importers.json_scan import Broken, Item, read_text, scan_list, stream_list
+from producers.importers.json_scan import Broken, Item, read_text, scan_list, scan_object, stream_list
+from producers.importers.json_sound import scan_sound_object
 
 many = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 anything = st.recursive(
@@ -78,3 +80,35 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, indent: int | None) 
         assert tracemalloc.get_traced_memory()[1] < 12 << 20
     finally:
         tracemalloc.stop()
+
+
+@given(
+    fields=st.dictionaries(st.sampled_from(["a", "b", '"é', "list"]), anything, max_size=4),
+    indent=st.sampled_from([None, 0, 2]),
+    escape=st.booleans(),
+    at=st.floats(0, 1),
+    put=st.sampled_from([b"", b"", b"\n", b'"a": 1,', b" ", b"x", b"\\ud800", b"\xff"]),
+)
+@many
+def test_the_fast_way_gives_what_the_careful_way_gives(
+    fields: dict[str, Any], indent: int | None, escape: bool, at: float, put: bytes
+) -> None:
+    whole = json.dumps(fields, indent=indent, ensure_ascii=escape).encode("utf-8", "surrogatepass")
+    where = int(at * len(whole))
+    text = (whole[:where] + put + whole[where:]).decode("utf-8", "surrogateescape")
+    fast, lists = scan_sound_object(text, frozenset({"list"})), frozenset({"list"})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(json_scan, "scan_sound_object", lambda text, lists: None)
+        careful = scan_object(text, lists)
+    if fast is not None:
+        assert careful.broken == []
+        assert repr({name: (one.line, one.value, one.items) for name, one in fast.items()}) == repr(
+            {name: (one.line, one.value, one.items) for name, one in careful.fields.items()}
+        )
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1, "a": 2}', '{"a": 1} x', "[]", '{"a": NaN}', '{"a": "\\ud800"}', "", '{"a": 1']
+)
+def test_the_fast_way_leaves_the_rest_to_the_careful_one(text: str) -> None:
+    assert scan_sound_object(text, frozenset()) is None
