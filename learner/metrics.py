@@ -35,7 +35,7 @@ def _mean(values: Tensor) -> float | None:
 
 def objective_metrics(objective: Objective) -> Metrics:
     """Tokens and advantages of each signal."""
-    metrics: Metrics = {"tokens": float(objective.kept.sum()), "rejected_tokens": float(objective.rejected.sum())}
+    metrics: Metrics = {"tokens": float(objective.kept.sum())}
     for name, (advantage_N, mask_N) in objective.signals.items():
         values = masked(advantage_N, mask_N)
         metrics[f"{name}_tokens"] = float(values.numel())

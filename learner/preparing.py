@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from learner.collate import Forward, plan_forwards
 from learner.measuring import Others, measure
-from learner.metrics import log_prob_gap
 from learner.objective import Objective, build_objective
 from learner.samples import TrainingSample
 from learner.silence import Silence, why_silent
@@ -17,13 +18,13 @@ from learner.step_options import StepOptions
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """`silent`: for each sample why no token of it carries a gradient, None where one does. `gap`: mean
-    |engine - trainer| over the tokens that could carry one, nats; None where it was not measured yet."""
+    """`silent`: for each sample why no token of it carries a gradient, None where one does. `rejected`: tokens that the
+    recipe's mismatch bounds masked, those of silenced samples too."""
 
     objective: Objective
     forwards: list[Forward]
     silent: list[Silence | None]
-    gap: float | None
+    rejected: int
 
 
 def prepare(model: Any, others: Others, samples: Sequence[TrainingSample], options: StepOptions) -> Prepared:
@@ -37,7 +38,7 @@ def prepare(model: Any, others: Others, samples: Sequence[TrainingSample], optio
     """
     use = [True] * len(samples)
     silent: list[Silence | None] = [None] * len(samples)
-    gap: float | None = None
+    rejected_N = torch.zeros(sum(len(sample.response_ids) for sample in samples), dtype=torch.bool)
 
     def told(objective: Objective) -> list[Silence | None]:
         reasons = why_silent(samples, objective, options)
@@ -48,11 +49,10 @@ def prepare(model: Any, others: Others, samples: Sequence[TrainingSample], optio
         silent, use = told(objective), objective.carried()
         forwards = plan_forwards(samples, options.tokens_per_forward, use)
         if not any(use) or not options.needs_measuring:
-            return Prepared(objective, forwards, silent, gap)
+            return Prepared(objective, forwards, silent, int(rejected_N.sum()))
         measured = measure(model, others, samples, forwards, objective, options)
-        if measured.proximal is not None and gap is None:
-            gap = log_prob_gap(measured.proximal, objective.behaviour, objective.kept)
         objective = build_objective(samples, options, measured, use)
+        rejected_N |= objective.rejected
         silent, before, use = told(objective), use, objective.carried()
         if use == before or not any(use):
-            return Prepared(objective, forwards, silent, gap)
+            return Prepared(objective, forwards, silent, int(rejected_N.sum()))

@@ -97,13 +97,15 @@ class PolicyTrainer:
         """
         ready = prepare(self.model, self.others, samples, self.options)
         objective, forwards, silent = ready.objective, ready.forwards, ready.silent
-        metrics = objective_metrics(objective)
+        metrics = objective_metrics(objective) | {"rejected_tokens": float(ready.rejected)}
         if not objective.components:
             return StepResult(metrics, "masked_batch", silent)
-        if self._beyond(ready.gap):
-            return StepResult(metrics | {"logprob_gap_mean": ready.gap}, "logprob_gap", silent)
-        warming = self.others.critic is not None and self.options.needs_critic and self.others.critic.warming
         proximal_N = objective.measured.proximal
+        if proximal_N is not None:
+            gap = log_prob_gap(proximal_N, objective.behaviour, objective.kept)
+            if self._beyond(gap):
+                return StepResult(metrics | {"logprob_gap_mean": gap}, "logprob_gap", silent)
+        warming = self.others.critic is not None and self.options.needs_critic and self.others.critic.warming
         for number in range(0 if warming else self.options.steps):
             done = self._backward(forwards, objective, proximal_N)
             norm = self.optimizer.gradient_norm()

@@ -106,6 +106,7 @@ def test_a_sequence_outside_the_mismatch_bounds_is_off_policy_and_in_no_baseline
     whole, alone = PolicyTrainer(tiny_model(), options), PolicyTrainer(tiny_model(), options)
     step = train(whole, samples)
     assert reasons(step) == [None, None, "off_policy"]
+    assert (step.metrics["tokens"], step.metrics["rejected_tokens"]) == (10, 5)
     train(alone, samples[:2])
     assert same_weights(weights(whole.model), weights(alone.model))
     rest = train(PolicyTrainer(tiny_model(), options), [samples[0], far])
