@@ -39,7 +39,10 @@ def sniff(head: Head) -> bool:
     messages = first.get("messages")
     if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
         return False
-    return "role" in messages[0] and "content" in messages[0] and not first.keys() & {"id", "session_id", "type"}
+    if first.keys() & {"id", "session_id", "type"}:
+        return False
+    # Of a first message longer than the head, the content does not show.
+    return "role" in messages[0] and ("content" in messages[0] or not head.whole)
 
 
 def read(path: Path) -> Iterator[Row]:

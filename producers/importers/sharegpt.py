@@ -51,7 +51,10 @@ _TOOL_RESPONSES = re.compile(r"\s*(<tool_response>.*?</tool_response>\s*)+", re.
 def sniff(head: Head) -> bool:
     """See `producers.importers.base.Importer.sniff`."""
     rows = _rows(head.object)
-    return rows is not None and rows != [] and isinstance(rows[0], dict) and "from" in rows[0] and "value" in rows[0]
+    if not rows or not isinstance(rows[0], dict):
+        return False
+    # Of a first row longer than the head, the value does not show.
+    return isinstance(rows[0].get("from"), str) and ("value" in rows[0] or not head.whole)
 
 
 def read(path: Path) -> Iterator[Row]:
