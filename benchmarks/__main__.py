@@ -9,12 +9,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import learner, main_path
+from benchmarks import importing, learner, main_path
 from benchmarks.results import Benchmark, save, show
 
 BENCHMARKS: dict[str, Benchmark] = {
     "main_path": lambda console, _: main_path.run(console),
     "learner": learner.run,
+    "importing": lambda console, _: importing.run(console),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Iterator
@@ -60,6 +61,8 @@ def import_(
     if not files:
         raise UserError("which files? Give files, directories or patterns; --formats lists what can be read")
     found = _find(files, format_name)
+    # What is loaded by now stays: the collector need not walk through it for every file, a tenth of the time.
+    gc.freeze()
     with ExitStack() as stack:
         refused = stack.enter_context(_open_refused(refused_to)) if refused_to else None
         reports = _all(stack, found.files, dry_run, refused)

@@ -128,7 +128,8 @@ class StorableOnce:
 
     def __init__(self) -> None:
         # The messages are kept too: as long as they live, no other object has their identity.
-        self._seen: dict[int, tuple[Any, Unreadable | None]] = {}
+        self._seen: dict[int, Any] = {}
+        self._faults: dict[int, Unreadable] = {}
 
     def check(self, messages: Sequence[Any]) -> None:
         """Refuse messages that could not be put on the log.
@@ -136,12 +137,16 @@ class StorableOnce:
         Raises:
             Unreadable: one of them is nested too deeply, or holds a number that JSON writers refuse.
         """
-        for message in messages:
-            seen = self._seen.get(id(message))
-            if seen is None:
-                seen = self._seen[id(message)] = message, _fault(message)
-            if seen[1] is not None:
-                raise seen[1]
+        for message in [message for message in messages if id(message) not in self._seen]:
+            self._seen[id(message)] = message
+            if not _is_flat(message):
+                try:
+                    check_storable([[message]])  # an event puts two levels around it
+                except Unreadable as err:
+                    self._faults[id(message)] = err
+        for message in messages if self._faults else ():
+            if id(message) in self._faults:
+                raise self._faults[id(message)]
 
 
 _TEXTS = frozenset({str, bool, type(None)})
@@ -152,16 +157,6 @@ def _is_flat(content: Any) -> bool:
     if isinstance(content, dict):
         content = content.values()
     return isinstance(content, list | ValuesView) and _TEXTS.issuperset(map(type, content))
-
-
-def _fault(message: Any) -> Unreadable | None:
-    if _is_flat(message):
-        return None
-    try:
-        check_storable([[message]])  # an event puts two levels around it
-    except Unreadable as err:
-        return err
-    return None
 
 
 def text_of(content: Any, what: str) -> str:
