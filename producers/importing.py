@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -128,7 +128,7 @@ def chunks(events: Iterator[Event], blobs: BlobStore) -> Iterator[list[WireRecor
     """The events as records, some at a time; stamped with the time of now, unless an archive of ours kept theirs."""
     chunk, size, now = list[WireRecord](), 0, utc_now()
     for event in events:
-        record = encode(event if event.recorded_time else replace(event, recorded_time=now), blobs)
+        record = encode(event, blobs, recorded_time=now)
         chunk.append(record)
         size += len(record.value)
         if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:

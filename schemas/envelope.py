@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -128,8 +129,8 @@ def data_to_dict(data: msgspec.Struct, unknown: Mapping[str, Any] | None = None)
     return _merge(plain, unknown) if unknown else plain
 
 
-def encode(event: Event, blobs: BlobStore | None = None) -> WireRecord:
-    """`event` as a Kafka record.
+def encode(event: Event, blobs: BlobStore | None = None, *, recorded_time: str | None = None) -> WireRecord:
+    """`event` as a Kafka record, stamped with `recorded_time` where it has none of its own.
 
     Text that Postgres or UTF-8 refuses is replaced and the original kept in `raw`. A value over 1 MiB goes to
     `blobs` and the record carries its `dataref`.
@@ -138,7 +139,7 @@ def encode(event: Event, blobs: BlobStore | None = None) -> WireRecord:
         ValueError: the value is over 1 MiB and no `blobs` was given.
     """
     value = _value_of(event)
-    headers = _attribute_headers(event)
+    headers = _attribute_headers(event, event.recorded_time or recorded_time)
     if len(value) > MAX_EVENT_BYTES:
         if blobs is None:
             raise ValueError(
@@ -147,7 +148,7 @@ def encode(event: Event, blobs: BlobStore | None = None) -> WireRecord:
             )
         headers.append(("ce_dataref", blobs.put(value).encode("utf-8")))
         value = b"{}"
-    return WireRecord(key=sanitise_text(event.key).encode("utf-8"), value=value, headers=headers)
+    return WireRecord(key=_header(event.key), value=value, headers=headers)
 
 
 def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]], blobs: BlobStore | None = None) -> Event:
@@ -204,7 +205,7 @@ def _without_origin(raw: str) -> str:
     return raw_of(original)
 
 
-def _attribute_headers(event: Event) -> Headers:
+def _attribute_headers(event: Event, recorded_time: str | None) -> Headers:
     attributes = (
         ("ce_id", event.id),
         ("ce_source", event.source),
@@ -214,11 +215,17 @@ def _attribute_headers(event: Event) -> Headers:
         ("ce_subject", event.subject),
         ("ce_partitionkey", event.key),
         ("ce_causationid", event.causation_id),
-        ("ce_recordedtime", event.recorded_time),
+        ("ce_recordedtime", recorded_time),
     )
     headers: Headers = [("content-type", CONTENT_TYPE)]
-    headers += [(name, sanitise_text(text).encode("utf-8")) for name, text in attributes if text is not None]
+    headers += [(name, _header(text)) for name, text in attributes if text is not None]
     return headers
+
+
+@lru_cache(maxsize=1024)
+def _header(text: str) -> bytes:
+    """Source, type, session and time are those of the event before, most of the time."""
+    return sanitise_text(text).encode("utf-8")
 
 
 def _attributes(headers: Iterable[tuple[str, bytes]]) -> dict[str, str]:
