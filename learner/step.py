@@ -228,7 +228,8 @@ class PolicyTrainer:
             correction = here(objective.correction)
         elif options.measures:  # they only weigh, so a pass with gradient can tell its own samples' weights
             correction, _ = mismatch_weights(proximal, behaviour, kept, owners, options.measures)
-        done.weight += float(correction[kept].sum())
+        if options.measures:
+            done.weight += float(correction[kept].sum())
         old = proximal if options.is_decoupled else behaviour
         tokens = Tokens(new, old, owners, part, new_entries)
         loss = torch.zeros((), device=device)

@@ -45,7 +45,8 @@ WHERE s.sample_id = ANY(%(samples)s)
 CONTENT = """
 SELECT s.sample_id, t.prompt_ids, t.response_ids, t.response_logprobs, w.value AS reward,
        c.logprobs AS teacher_logprobs, c.topk_ids, c.topk_logprobs,
-       t.group_id, t.session_id, t.ordinal, c.hinted_prompt_ids
+       t.group_id, t.session_id, t.ordinal,
+       CASE WHEN %(hinted)s THEN c.hinted_prompt_ids END AS hinted_prompt_ids
 FROM samples s
 JOIN turns t ON t.turn_id = s.turn_id
 LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
@@ -163,10 +164,8 @@ def _make_ready(connection: Connection, sample_ids: Sequence[str], needs: Needs)
     if not sample_ids:
         return
     _must_follow("ready")
-    digests = {
-        row.sample_id: sample_digest_of(row, needs)
-        for row in connection.exec_driver_sql(CONTENT, {"samples": list(sample_ids)})
-    }
+    wanted = {"samples": list(sample_ids), "hinted": needs.hinted_prompt}
+    digests = {row.sample_id: sample_digest_of(row, needs) for row in connection.exec_driver_sql(CONTENT, wanted)}
     connection.exec_driver_sql(READY, {"samples": list(digests), "digests": list(digests.values())})
 
 
