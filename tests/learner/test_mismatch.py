@@ -143,8 +143,17 @@ def test_a_bad_sequence_that_is_far_off_is_dropped_and_a_good_one_is_not() -> No
     advantage = torch.tensor([-1.0, 0.5, 1.0, -0.5])
     assert off_policy_mask(newer, older, advantage, WHOLE, OWNERS, limit=0.7).tolist() == [False, False, True, True]
     assert off_policy_mask(newer, older, advantage, WHOLE, OWNERS, limit=0.8).all()  # it drifted by 0.75
+    assert off_policy_mask(newer, older, advantage, WHOLE, OWNERS, limit=0.75).all()  # not beyond
+    assert off_policy_mask(newer, older, torch.zeros(4), WHOLE, OWNERS, limit=0.7).all()  # neither good nor bad
     mask = torch.tensor([True, False, True, True])  # a masked token counts in neither mean
     assert off_policy_mask(newer, older, advantage, mask, OWNERS, limit=0.8).tolist() == [False, False, True, True]
+
+
+def test_a_ratio_on_a_bound_is_within_it() -> None:
+    for kind in ("mask", "reject"):
+        exact = MismatchSpec(kind=kind, low=1.0, high=1.0)  # type: ignore[arg-type]
+        assert mismatch_weights(*log_probs([1.0] * 4), WHOLE, OWNERS, exact)[1].all()
+    assert mismatch_weights(*log_probs([1.0] * 4), WHOLE, OWNERS, MismatchSpec(kind="veto", low=1.0))[1].all()
 
 
 def test_sums_by_hand() -> None:
