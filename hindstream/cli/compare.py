@@ -29,16 +29,26 @@ def compare(
     a: Annotated[str, typer.Argument(help="The first run.")],
     b: Annotated[str, typer.Argument(help="The second run.")],
     json_: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    held_out: Annotated[
+        int,
+        typer.Option("--held-out", help="Score up to this many turns that neither trained; loads the weights.", min=0),
+    ] = 0,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page that opens from disk.")] = None,
 ) -> None:
     """Agreement of rewards and hints, turns that one alone trained, learning curves, ratios and staleness."""
+    settings = load_settings()
     engine = create_engine(
-        resolve_endpoints(load_settings()).database_url,
+        resolve_endpoints(settings).database_url,
         connect_args={"options": "-c default_transaction_read_only=on"},
     )
     try:
         with engine.connect() as connection:
             comparison = compare_runs(connection, a, b)
+            held = None
+            if held_out:
+                from hindstream.compare.held_out import held_out as gains
+
+                held = gains(connection, settings, a, b, held_out)
     except UnknownRun as err:
         raise UserError(f"there is no run {str(err)!r}; `hindstream runs list` shows those that there are") from None
     except InvalidRecipe as err:
@@ -48,13 +58,13 @@ def compare(
     finally:
         engine.dispose()
     if json_:
-        print(json.dumps(as_json(comparison), default=str, ensure_ascii=False))
+        print(json.dumps(as_json(comparison, held), default=str, ensure_ascii=False))
     else:
-        print_comparison(Console(width=None if sys.stdout.isatty() else _WIDE), comparison)
+        print_comparison(Console(width=None if sys.stdout.isatty() else _WIDE), comparison, held)
     if html is not None:
         try:
             html.parent.mkdir(parents=True, exist_ok=True)
-            html.write_text(page(comparison), encoding="utf-8")
+            html.write_text(page(comparison, held), encoding="utf-8")
         except OSError as err:
             raise UserError(f"{html}: cannot be written ({err.strerror})") from None
         print(f"the page is {html}", file=sys.stderr)

@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "learner": ("hindstream.cli.learner", "Turn micro-batches into weight versions.", "app"),
     "replay": ("hindstream.cli.replay", "Rerun the log, or files, under another recipe.", "replay"),
     "compare": ("hindstream.cli.compare", "What two runs made of the same turns.", "compare"),
+    "estimate": ("hindstream.cli.estimate", "What a weight version would have earned on a log.", "estimate"),
     "runs": ("hindstream.cli.runs", "Runs: list, show, compare recipes, delete.", "app"),
     "weights": ("hindstream.cli.weights", "List, verify and serve weight versions.", "app"),
     "sql": ("hindstream.cli.sql", "Ask the database a question and print the rows.", "sql"),

@@ -147,7 +147,7 @@ def _about(connection: Connection, run: str) -> dict[str, Any]:
         "begun": row.created_at,
         "ended": row.ended_at,
         "ledger": {name: value for name, value in ledger.items() if name != "run"},
-        "drops": {reason: turns for reason, turns in connection.exec_driver_sql(_DROPS, named)},
+        "drops": {row.drop_reason: row.turns for row in connection.exec_driver_sql(_DROPS, named)},
         "versions": dict(connection.exec_driver_sql(_VERSIONS, named).mappings().one()),
         "replay": None if replay is None else dict(replay),
         "recipe": recipe,

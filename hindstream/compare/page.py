@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import html
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hindstream.compare.figures import SHOWN, Comparison
 from hindstream.compare.report import LIMIT, tables
+
+if TYPE_CHECKING:  # it loads torch, which most comparisons do not need
+    from hindstream.compare.held_out import HeldOut
 
 _STYLE = (
     "body{font-family:sans-serif;margin:2em auto;max-width:62em;color:#222}"
@@ -17,12 +20,12 @@ _STYLE = (
 )
 
 
-def page(comparison: Comparison) -> str:
+def page(comparison: Comparison, held: HeldOut | None) -> str:
     """The whole page."""
     a, b = html.escape(comparison.a.run), html.escape(comparison.b.run)
     parts = [f"<h1>{a} and {b}</h1>", f"<p>{html.escape(LIMIT)}</p>"]
     picture = _curves(comparison)
-    for table in tables(comparison):
+    for table in tables(comparison, held):
         parts += [f"<h2>{html.escape(str(table.title))}</h2>", _table(table)]
     if picture is not None:
         encoded = base64.b64encode(picture).decode("ascii")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from hindstream.compare.figures import Comparison, RunFigures
+
+if TYPE_CHECKING:  # it loads torch, which most comparisons do not need
+    from hindstream.compare.held_out import HeldOut
 
 LIMIT = (
     "A replay trains what an older policy said: its importance ratios show how far the trained policy had moved from "
@@ -34,25 +37,25 @@ _METRICS = (
 )
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison, held: HeldOut | None) -> dict[str, Any]:
     """The whole comparison as JSON-like data, with the limits in words."""
     plain = asdict(comparison)
+    plain["held_out"] = None if held is None else asdict(held)
     plain["limit"] = LIMIT
     return plain
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, comparison: Comparison, held: HeldOut | None) -> None:
     """The comparison in words and tables."""
-    for table in tables(comparison):
+    for table in tables(comparison, held):
         console.print(table)
     console.print(LIMIT, style="dim")
 
 
-def tables(comparison: Comparison) -> list[Table]:
+def tables(comparison: Comparison, held: HeldOut | None) -> list[Table]:
     """What differs, the ledgers, agreement of rewards and hints, turns trained apart, and the steps' metrics."""
     a, b = comparison.a, comparison.b
-    made = [_two("Recipe", a, b), _two("Ledger", a, b), _two("Steps, mean", a, b)]
-    recipe, ledger, steps = made
+    recipe, ledger, steps = _two("Recipe", a, b), _two("Ledger", a, b), _two("Steps, mean", a, b)
     recipe.add_row("recipe", a.recipe, b.recipe)
     for found in comparison.recipe:
         recipe.add_row(found.field, str(found.one), str(found.other))
@@ -64,7 +67,8 @@ def tables(comparison: Comparison) -> list[Table]:
     for name, words in _METRICS:
         if name in a.metrics or name in b.metrics:
             steps.add_row(words, number(a.metrics.get(name)), number(b.metrics.get(name)))
-    return [recipe, ledger, _agreement(comparison), _confusion(comparison), _apart(comparison), steps]
+    made = [recipe, ledger, _agreement(comparison), _confusion(comparison), _apart(comparison), steps]
+    return made if held is None else [*made, _held_out(held, comparison)]
 
 
 def number(value: float | None) -> str:
@@ -100,6 +104,17 @@ def _confusion(comparison: Comparison) -> Table:
     found = {(a, b): turns for a, b, turns in comparison.confusion}
     for row in rows:
         table.add_row(_reward(row), *(str(found.get((row, column), 0)) for column in columns))
+    return table
+
+
+def _held_out(held: HeldOut, comparison: Comparison) -> Table:
+    table = _two("Held-out answers: log-prob gained since version 0, nats a token", comparison.a, comparison.b)
+    gains = [held.gains[comparison.a.run], held.gains[comparison.b.run]]
+    table.add_row("last version", *("–" if gain is None else str(gain.version) for gain in gains))
+    for name, turns in (("liked", held.liked), ("disliked", held.disliked)):
+        table.add_row(
+            f"{turns} {name} answers", *(number(None if gain is None else getattr(gain, name)) for gain in gains)
+        )
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -70,6 +71,19 @@ class Replays:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def command(self, *arguments: str) -> str:
+        """Another command of `hindstream`; returns what it printed on its standard output."""
+        done = subprocess.run(
+            [sys.executable, "-m", "hindstream", *arguments],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def run(self, name: str, *more: str) -> str:
         """To its end; returns what it printed."""
@@ -157,6 +171,28 @@ def test_a_replay_that_was_killed_makes_the_same_weights_as_one_that_was_not(rep
         ]
     ratios = replays.rows("SELECT metrics ->> 'ratio_p50' FROM training_steps WHERE run = 'whole'")
     assert all(ratio is not None for (ratio,) in ratios)
+
+
+def test_runs_are_compared_on_what_they_did_not_train_and_weighed_by_their_weights(replays: Replays) -> None:
+    """One run trains 16 turns of 24 at a high rate, the other nothing; the rest shows what the learning did."""
+    replays.run("part", "--set", "batch.size=16", "--set", "optimizer.lr=0.01")
+    replays.run("none", "--set", "batch.size=100")
+    found = json.loads(replays.command("compare", "part", "none", "--held-out", "50", "--json"))
+    held = found["held_out"]
+    assert held["liked"] + held["disliked"] == TURNS - 16
+    assert held["gains"]["none"] is None
+    assert held["gains"]["part"]["version"] == 1
+    assert held["gains"]["part"]["liked"] != 0
+    assert found["rewards"]["kappa"] == 1.0
+    told = json.loads(replays.command("estimate", "1", "--run", "part", "--least", "1", "--json"))
+    recorded, per_decision, sequence = told["estimates"]
+    assert recorded["value"] == pytest.approx((16 - 8) / TURNS)
+    assert recorded["effective"] == TURNS
+    for one in (per_decision, sequence):
+        assert -1 <= one["low"] <= one["value"] <= one["high"] <= 1
+        assert one["effective"] < TURNS
+    refused = json.loads(replays.command("estimate", "1", "--run", "part", "--least", "24", "--json"))
+    assert [one["value"] is None for one in refused["estimates"]] == [False, True, True]
 
 
 def test_a_replay_of_a_part_of_the_log_stops_where_it_is_told(replays: Replays) -> None:
