@@ -34,17 +34,18 @@ def shape_of(path: Path) -> str:
         OSError: the file cannot be opened, or it is compressed and damaged.
     """
     rows = rows_of(path)
-    first = next(rows, None)
+    first, second = next(rows, None), next(rows, None)
     if isinstance(first, BrokenLine):
         if first.text.lstrip().startswith("["):
             return "list"
-        # What ends an object but is no JSON is a damaged row, rather than the beginning of one object.
-        row = first.text.rstrip().endswith("}")
+        # A damaged row, rather than the beginning of one object: it ends one, or the next line is one by itself.
+        whole = isinstance(second, Item) and isinstance(second.value, dict)
+        row = whole or first.text.rstrip().endswith("}")
     else:
         if isinstance(first, Item) and isinstance(first.value, list):
             return "list"
         row = isinstance(first, Item) and isinstance(first.value, dict)
-    return "lines" if row and next(rows, None) is not None else "one"
+    return "lines" if row and second is not None else "one"
 
 
 def _whole(text: str) -> Iterator[Item | Broken]:

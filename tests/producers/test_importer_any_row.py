@@ -47,7 +47,7 @@ class As:
 
 
 ANY, TEXT = object(), object()
-JUNK = [
+JUNK: list[Any] = [
     None,
     True,
     False,
@@ -225,7 +225,8 @@ def check(importer: Importer, path: Path) -> None:
     found = Imported(importer, path)
     lines = path.read_bytes().count(b"\n") + 1
     assert all(1 <= one.line <= lines for one in found.refused)
-    assert all(one.origin is not None and 1 <= one.origin.line <= lines for one in [*found.turns, *found.states])
+    origins = [*(turn.origin for turn in found.turns), *(state.origin for state in found.states)]
+    assert all(origin is not None and 1 <= origin.line <= lines for origin in origins)
     nothing = path.read_bytes().strip() in (b"[]", b"")
     assert found.events or found.refused or nothing
 

@@ -89,7 +89,7 @@ def test_several_commands_in_one_row(read: Read) -> None:
 
 
 def test_a_long_recording_keeps_requests_short(read: Read) -> None:
-    rows = [V2]
+    rows: list[Any] = [V2]
     for number in range(50):
         rows += [[number, "i", f"{number}\r"], [number, "o", f"{number}:" + "x" * 100_000]]
     found = read(*rows)
