@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from hindstream.settings import child_environment
 
 _STOP_S = 30.0
 """A learner that is asked to stop finishes its step first: about 10 s on two busy cores."""
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 _LOG_TAIL = 15
 """Lines of a failed process's log that are shown: enough for the error, few enough to read."""
 
@@ -33,11 +36,13 @@ class Services:
     Args:
         log_dir: where `NAME.log` files go.
         environment: settings that every process gets, over the inherited ones.
+        tied: have the kernel ask them to stop when this process dies, however it does.
     """
 
-    def __init__(self, log_dir: Path, environment: dict[str, str]) -> None:
+    def __init__(self, log_dir: Path, environment: dict[str, str], *, tied: bool = False) -> None:
         self.log_dir = log_dir
         self.environment = child_environment(OMP_WAIT_POLICY="PASSIVE", PYTHONUNBUFFERED="1", **environment)
+        self._tied = tied
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, service: Service) -> None:
@@ -51,6 +56,7 @@ class Services:
                 stdin=subprocess.DEVNULL,
                 env=self.environment,
                 start_new_session=True,
+                preexec_fn=_stop_with_parent if self._tied else None,
             )
 
     def pid(self, name: str) -> int:
@@ -108,6 +114,10 @@ class Services:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self._running.clear()
+
+
+def _stop_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def pipeline_services(gateway_port: int) -> list[Service]:

@@ -33,6 +33,7 @@ class ReplayLearner:
                 "HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS": endpoints.bootstrap_servers,
                 "HINDSTREAM_DATABASE__URL": endpoints.database_url,
             },
+            tied=True,  # a policy has one learner: one that outlives a killed replay would keep the next from resuming
         )
 
     def __enter__(self) -> ReplayLearner:
