@@ -186,7 +186,7 @@ def test_tool_spans_for_results_that_no_request_shows(read: Read) -> None:
 def test_failures_and_machine_text_in_a_user_row(read: Read) -> None:
     failed: dict[str, Any] = {"status": {"code": 2}}
     tool = {"operation.name": "execute_tool", "tool.name": "look", "tool.call.id": "x"}
-    error = {
+    error: dict[str, Any] = {
         "attributes": [*attributes({f"gen_ai.{k}": v for k, v in tool.items()}), *attributes({"error.type": "Timeout"})]
     }
     said = span("2", 3, {"operation.name": "chat", "input.messages": json.dumps([USER])}, **failed)
