@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from learner.batches import load_batch
+from learner.samples import TrainingSample
 from processors.batcher import next_micro_batch
+from schemas.events import SessionClosed
 from schemas.recipes import recipe_named
-from tests.processors.conversations import Recording
+from tests.processors.conversations import Recording, next_state, turn
 from tests.processors.evaluating import answered, balance, evaluate, evaluators
+from tests.processors.test_settling import HINT, SCORES, finished
 
 pytestmark = pytest.mark.stack
 
@@ -39,6 +43,16 @@ def batched(recording: Recording) -> list[str] | None:
     groups = list(dict.fromkeys(turn[0] for turn in found))
     assert [turn[0] for turn in found] == [turn[0] for turn in sorted(found, key=lambda turn: groups.index(turn[0]))]
     return sorted(found, key=lambda turn: (groups.index(turn[0]), turn))
+
+
+def found_by_the_learner(recording: Recording) -> list[TrainingSample]:
+    """The next micro-batch as the learner loads it: its digests must be those that settling gave."""
+    with recording.engine.begin() as connection:
+        message = next_micro_batch(connection, "live", max_in_flight=99)
+        assert message is not None
+        loaded = load_batch(connection, message)
+    assert loaded is not None
+    return [one.sample for one in loaded]
 
 
 def drops(recording: Recording) -> dict[str, str]:
@@ -84,3 +98,35 @@ async def test_a_turn_that_is_no_candidate_says_nothing_to_a_recipe_of_groups(mi
     recording.record(*answered("lone", "thanks"))
     await evaluate(evaluators(), recording)
     assert drops(recording) == {"lone": "uninformative"}
+
+
+async def test_the_learner_finds_the_groups_that_were_announced(migrated_database_url: str) -> None:
+    recording = await made(migrated_database_url, {"a": "+-", "b": "+-"}, size=4)
+    samples = found_by_the_learner(recording)
+    assert [sample.group_id for sample in samples] == ["a", "a", "b", "b"]
+    assert sorted(sample.reward or 0 for sample in samples) == [-1, -1, 1, 1]
+
+
+async def test_the_learner_finds_what_a_session_earned_before(migrated_database_url: str) -> None:
+    recording = Recording(
+        migrated_database_url, recipe_named("session-baseline", {"judge": JUDGE, "batch": {"size": 3}})
+    )
+    turns = [turn(f"t{place}", parent=f"t{place - 1}" if place else None, ordinal=place) for place in range(3)]
+    replies = [next_state(f"n{place}", f"t{place}", content=REPLIES[sign]) for place, sign in enumerate("+-+")]
+    recording.record(*turns, *replies, SessionClosed(session_id="s"))
+    await evaluate(evaluators(), recording)
+    earlier = {sample.earlier_rewards for sample in found_by_the_learner(recording)}
+    assert earlier == {(), (1.0,), (1.0, -1.0)}
+
+
+def test_the_learner_finds_the_prompt_that_its_own_teacher_reads(migrated_database_url: str) -> None:
+    recipe = recipe_named("sdpo", {"hint": {"patterns": ["x"], "votes": 0}, "batch": {"size": 1}})
+    recording = Recording(migrated_database_url, recipe)
+    recording.record(*answered("t"))
+    finished(recording, "hint", HINT)
+    finished(recording, "teacher", SCORES)
+    (sample,) = found_by_the_learner(recording)
+    assert sample.hinted_prompt_ids is not None
+    assert sample.hinted_prompt_ids.tolist() == [1, 2, 9]
+    assert sample.teacher_topk_ids is not None
+    assert sample.teacher_topk_ids.shape == (3, 4)
