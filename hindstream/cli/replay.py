@@ -145,7 +145,7 @@ def _report(outcome: Outcome, config: ReplayConfig) -> None:
         raise typer.Exit(INTERRUPTED)
     run = escape(config.run)
     console.print(f"""hindstream sql "SELECT * FROM ledger WHERE run = '{run}'\"""", highlight=False)
-    console.print(f"hindstream compare live {run}", highlight=False)
+    console.print(f"hindstream compare RUN {run}   (`hindstream runs list` shows the others)", highlight=False)
 
 
 def _evaluators(settings: Settings, endpoints: Resolved, recipe: Recipe, run: str, stop_after: str) -> Any:
