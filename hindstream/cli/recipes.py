@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hindstream.recipes import load_recipe
-from schemas.recipes import PRESETS
+from schemas.recipes import PRESETS, Recipe, needs_of
 from schemas.recipes.changes import as_toml, differences
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
@@ -28,8 +28,9 @@ def root() -> None:
 
 @app.command("list")
 def list_() -> None:
-    """Every preset in one line."""
-    _table(("recipe", "what it does"), [(name, recipe.description) for name, recipe in PRESETS.items()])
+    """Every preset in one line, with what it asks for."""
+    rows = [(name, ", ".join(_asks(recipe)), recipe.description) for name, recipe in PRESETS.items()]
+    _table(("recipe", "asks for", "what it does"), rows)
 
 
 @app.command()
@@ -46,6 +47,22 @@ def diff(one: Named, other: Named, set_: Set = None) -> None:
     if found:
         _table(("field", one, other), [(each.field, _said(each.one), _said(each.other)) for each in found])
     raise typer.Exit(1 if found else 0)
+
+
+def _asks(recipe: Recipe) -> list[str]:
+    """What must be there beside turns and tokens."""
+    needs = needs_of(recipe)
+    asked = {
+        "judge": recipe.judge is not None,
+        "hints": recipe.hint is not None and recipe.hint.context is None,
+        "context": recipe.hint is not None and recipe.hint.context is not None,
+        "groups": needs.groups,
+        "sessions": needs.session,
+        "teacher": recipe.teacher is not None,
+        "critic": recipe.critic is not None,
+        "base model": needs.reference,
+    }
+    return [name for name, there in asked.items() if there]
 
 
 def _said(value: Any) -> str:

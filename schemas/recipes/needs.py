@@ -11,12 +11,14 @@ from schemas.recipes.specs import Recipe
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """`zero_counts`: a reward of 0 can carry a gradient. `groups`: micro-batches hold whole groups. `session`: rewards
-    of the session's earlier turns. `hinted_prompt`: the prompt with the hint in it, for a teacher in the learner."""
+    of the session's earlier turns. `hinted_prompt`: the prompt with the hint in it, for a teacher in the learner.
+    `reference`: the base model's log-probs."""
 
     zero_counts: bool
     groups: bool
     session: bool
     hinted_prompt: bool
+    reference: bool
 
 
 def needs_of(recipe: Recipe) -> Needs:
@@ -27,5 +29,6 @@ def needs_of(recipe: Recipe) -> Needs:
         zero_counts=rl and advantage.zero_counts,
         groups=rl and advantage.whole_groups,
         session=rl and advantage.session_rewards,
+        reference=recipe.loss.kl_coefficient != 0 or (opd and recipe.distillation.kind == "extrapolated"),
         hinted_prompt=opd and recipe.teacher is not None and recipe.teacher.weights != "server",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tomllib
 from pathlib import Path
@@ -28,6 +29,8 @@ def test_every_preset_is_listed_with_its_words() -> None:
     for name, recipe in PRESETS.items():
         assert f"{name} " in output
         assert recipe.description in output
+    assert re.search(r"^ppo +judge, critic, base model +GAE", output, re.MULTILINE)
+    assert re.search(r"^best-of-n +judge, groups +n candidates", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -122,5 +122,6 @@ def test_needs_say_what_the_data_must_hold() -> None:
     assert {name for name, need in needs.items() if need.groups} == {"grpo", "dr-grpo", "best-of-n", "k1.5", "k2.5"}
     assert {name for name, need in needs.items() if need.session} == {"session-baseline"}
     assert {name for name, need in needs.items() if need.hinted_prompt} == {"sdpo"}
+    assert {name for name, need in needs.items() if need.reference} == {"ppo", "g-opd", "exopd"}
     assert not any(needs[name].zero_counts for name in ("binary-rl", "combine", "opd", "sdpo"))
     assert all(needs[name].zero_counts for name in ("grpo", "reinforce++", "ppo", "session-baseline"))
