@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from producers.importers.base import Unreadable
-from producers.importers.encoded import decoded
 from producers.importers.json_scan import json_type
-from producers.importers.message_shapes import Message, messages_in, messages_of
+from producers.importers.message_shapes import ROLES, Message, messages_in, messages_of, unfolded
 from producers.importers.openai_messages import finish_reason_of, tool_calls_of
 from producers.importers.parts import shown_text
 from schemas.events import FinishReason, Response
@@ -20,7 +20,7 @@ _FINISH: dict[str, FinishReason] = {
     **dict.fromkeys(("content_filter", "cancelled", "aborted"), "aborted"),
     **dict.fromkeys(("error", "failed"), "error"),
 }
-_TEXTS = ("output_text", "completion", "answer", "text", "output", "response", "result")
+_TEXTS = frozenset({"output_text", "completion", "answer", "text", "output", "response", "result", "content"})
 _BLOCKS = frozenset({"text", "tool_use", "thinking"})
 _ITEMS = frozenset({"message", "function_call", "reasoning"})
 
@@ -48,7 +48,7 @@ def answers_of(value: Any, finish: Any = None) -> list[Answer]:
     Raises:
         Unreadable: there is none of a shape known.
     """
-    choices = _choices(decoded(value))
+    choices = _choices(unfolded(value))
     finishes = finish if isinstance(finish, list) else [finish] * len(choices)
     finishes = [*finishes, *[None] * (len(choices) - len(finishes))]
     return [_answer(message, said or other) for (message, said), other in zip(choices, finishes, strict=False)]
@@ -70,19 +70,20 @@ def _choices(value: Any) -> list[tuple[Message, Any]]:
         inner = generations[0] if isinstance(generations[0], list) else generations
         return [_choice(one) for one in inner] if inner else _choices(None)
     for name in ("output", "messages"):
-        if isinstance(items := decoded(value.get(name)), list) and items:
+        if isinstance(items := unfolded(value.get(name)), list) and items:
             cut = value.get("status") if value.get("status") != "completed" else None
             return [(message, cut or said) for message, said in _listed(items)]
-    if "role" in value or "kwargs" in value or "type" in value or isinstance(value.get("message"), dict):
+    if "role" in value or "kwargs" in value or isinstance(value.get("message"), dict) or _kind(value) in ROLES:
         return [_choice(value)]
-    if isinstance(value.get("content"), (str, list)):
+    if isinstance(value.get("content"), list):
         return [_choice({"role": "assistant", **value})]
-    for name in _TEXTS:
-        if isinstance(value.get(name), str):
-            return [({"role": "assistant", "content": value[name]}, None)]
-        if isinstance(value.get(name), dict):
-            return _choices(value[name])
-    raise Unreadable("the answer has no message, choice or text of a shape known")
+    if _kind(value) in _BLOCKS | _ITEMS:
+        return _listed([value])
+    name = next(iter(value)) if len(value) == 1 else ""
+    if name in _TEXTS and isinstance(value[name], (str, dict)):
+        return _choices(value[name])
+    # An answer in JSON of the model's own, parsed by whoever logged it: printed again, so its spacing is ours.
+    return [({"role": "assistant", "content": json.dumps(value, ensure_ascii=False, separators=(",", ":"))}, None)]
 
 
 def _listed(values: list[Any]) -> list[tuple[Message, Any]]:

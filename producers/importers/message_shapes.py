@@ -26,6 +26,35 @@ ROLES = {
 _CALLS = frozenset({"function_call", "custom_tool_call", "tool_call", "tool_use"})
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output", "tool_call_response", "tool_result"})
 _THOUGHTS = frozenset({"reasoning", "thinking", "redacted_thinking"})
+_MARKS = frozenset(
+    {
+        "role",
+        "messages",
+        "message",
+        "choices",
+        "generations",
+        "parts",
+        "kwargs",
+        "contents",
+        "input",
+        "output",
+        "prompt",
+    }
+)
+"""Fields of which a chat's objects have at least one."""
+_TYPES = _CALLS | _RESULTS | _THOUGHTS | ROLES.keys() | {"message", "text"}
+
+
+def unfolded(value: Any) -> Any:
+    """What a string holds where that is a chat; else the value itself: a model also answers in JSON of its own."""
+    found = decoded(value)
+    return found if _is_chat(found) else value
+
+
+def _is_chat(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(_is_chat(one) for one in value)
+    return isinstance(value, dict) and (bool(value.keys() & _MARKS) or _kind(value) in _TYPES)
 
 
 def messages_of(value: Any) -> list[Message]:
@@ -34,7 +63,7 @@ def messages_of(value: Any) -> list[Message]:
     Raises:
         Unreadable: something in it is no message of a shape known.
     """
-    value = decoded(value)
+    value = unfolded(value)
     if isinstance(value, dict):
         inner = next((value[name] for name in ("messages", "input", "prompt", "contents") if value.get(name)), None)
         if inner is not None:
@@ -64,7 +93,7 @@ def messages_in(value: Any) -> list[Message]:
     Raises:
         Unreadable: it is no message of a shape known.
     """
-    value = decoded(value)
+    value = unfolded(value)
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, dict):

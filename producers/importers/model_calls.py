@@ -9,7 +9,7 @@ from producers.importers.base import Unreadable, check_storable
 from producers.importers.calls import ModelCall, ToolRun, check_call
 from producers.importers.choices import answers_of, failed_answer
 from producers.importers.encoded import decoded, raw_arguments
-from producers.importers.message_shapes import Message, messages_of
+from producers.importers.message_shapes import Message, messages_of, unfolded
 from producers.importers.parts import shown_text
 from producers.importers.spans import tools_of
 
@@ -45,7 +45,7 @@ def model_call(
     if said is None and not failed:
         raise Unreadable("what the model answered is not in the file")
     try:
-        request, response = decoded(sent), decoded(said)
+        request, response = unfolded(sent), unfolded(said)
         messages = _with_system(messages_of(request), system, response)
         answers = [failed_answer()] if said is None else answers_of(response, finish)
         messages = [{k: v for k, v in message.items() if k != "reasoning"} for message in messages]

@@ -69,10 +69,16 @@ def rows_of_spans(
             yield RefusedRow(file, scored.line, reason, excerpt_of(scored.score.key))
         else:
             sessions[name].scores.append(scored)
-    for session in sessions.values():
-        yield from _rows(session, source, format_name, file)
-    if not sessions:
-        yield RefusedRow(file, 1, "the file has no model call that could be read, so there is no turn", "")
+    silent = {name for name, session in sessions.items() if not any(one.call or one.run for one in session.spans)}
+    if silent or not sessions:
+        line = min((sessions[name].spans[0].line for name in silent), default=1)
+        reason = f"{len(silent)} traces without a model call that could be read, so without a turn"
+        yield RefusedRow(
+            file, line, reason if silent else "the file has no trace, so no turn", excerpt_of(sorted(silent))
+        )
+    for name, session in sessions.items():
+        if name not in silent:
+            yield from _rows(session, source, format_name, file)
 
 
 def _rows(session: _Session, source: str, format_name: str, file: str) -> Iterator[Row]:

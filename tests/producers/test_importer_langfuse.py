@@ -159,6 +159,27 @@ def test_json_in_strings_and_arguments_that_are_encoded_twice(read: Read) -> Non
     assert found.states[0].content == "r"
 
 
+@pytest.mark.parametrize(
+    ("said", "content"),
+    [
+        ('{"city": "Tokyo", "n": 1}', '{"city": "Tokyo", "n": 1}'),
+        ({"city": "Tokyo", "n": 1}, '{"city":"Tokyo","n":1}'),
+        ('{"answer": "x"}', '{"answer": "x"}'),
+        ({"completion": "x"}, "x"),
+        ("[1, 2]", "[1, 2]"),
+        ("null", "null"),
+        ('"quoted"', '"quoted"'),
+        ({"type": "text", "text": "x"}, "x"),
+        ([{"type": "text", "text": "x"}, {"type": "text", "text": "y"}], "x\ny"),
+    ],
+)
+def test_a_model_that_answers_in_json_of_its_own(read: Read, said: Any, content: str) -> None:
+    asked = '{"find": "the city"}'
+    found = read(generation("1", 1, asked, said))
+    assert found.turns[0].response.content == content
+    assert found.asked(0) == [("user", asked)]
+
+
 def test_wrappers_and_own_judges_are_no_turns(read: Read) -> None:
     found = read(
         generation("agent", 0, [user("q")], says("a"), type="AGENT"),
