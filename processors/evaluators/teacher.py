@@ -19,6 +19,10 @@ from schemas.arrays import pack_floats, pack_ids, unpack_floats, unpack_ids
 from schemas.digests import digest_of, sha256_hex
 from schemas.text import sanitise
 
+_ROUNDING = 1e-4
+"""Above 0 by less than this a log-prob is a rounded 0."""
+_IMPOSSIBLE = -9999.0
+"""What vLLM writes for -inf."""
 _SHAPES_THE_PROMPT = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort")
 """Request fields that change how a chat becomes tokens."""
 
@@ -53,7 +57,7 @@ class TeacherScores:
     top_k: int
     topk_ids: bytes
     topk_logprobs: bytes
-    mean_gain: float
+    mean_gain: float | None
     answer_digest: str
     question_digest: str
 
@@ -95,7 +99,9 @@ async def score_under_hint(
     except PermanentFault as fault:
         raise TeacherFailed(f"refused: {fault}") from fault
     logprobs = base64.b64decode(answer["logprobs"])
-    gain = unpack_floats(logprobs).astype(np.float64) - unpack_floats(turn.response_logprobs)
+    scored = unpack_floats(logprobs).astype(np.float64)
+    there = np.isfinite(scored)
+    gain = np.where(there, scored, 0.0) - unpack_floats(turn.response_logprobs)
     return TeacherScores(
         teacher=server.model,
         version=_number(answer["version"]),
@@ -104,7 +110,7 @@ async def score_under_hint(
         top_k=top_k,
         topk_ids=base64.b64decode(answer["topk_ids"]),
         topk_logprobs=base64.b64decode(answer["topk_logprobs"]),
-        mean_gain=float(gain.mean()),
+        mean_gain=float(gain[there].mean()) if there.any() else None,
         answer_digest=digest,
         question_digest=question,
     )
@@ -171,10 +177,11 @@ def read_prompt_logprobs(
 
     `entries[i]` maps token ids (as text) to log-prob and rank in place i; the token that stands there is always
     among them, beside the top k where it is not one of them. `start` is the first response token's place: its
-    log-prob is the one given the whole prompt.
+    log-prob is the one given the whole prompt. A token that the teacher holds for impossible has -inf: it teaches
+    nothing by itself, and the others stay.
 
     Raises:
-        TeacherFailed: a place is missing, holds another token, has not `top_k` ranks, or a value is not finite.
+        TeacherFailed: a place is missing, holds another token, has not `top_k` ranks, or a value is no log-prob.
     """
     if len(entries) != start + len(response_ids):
         raise TeacherFailed(f"length: {len(entries)} places for {start} prompt and {len(response_ids)} response ids")
@@ -188,13 +195,21 @@ def read_prompt_logprobs(
         top = [item for item in ranked if item[0] is not None and item[0] <= top_k]
         if [rank for rank, _, _ in top] != list(range(1, top_k + 1)):
             raise TeacherFailed(f"topk: response token {place} has ranks {[r for r, _, _ in ranked]}, not 1 to {top_k}")
-        values = [chosen["logprob"], *(value for _, _, value in top)]
-        if not all(isinstance(value, (int, float)) and math.isfinite(value) for value in values):
-            raise TeacherFailed(f"not_finite: response token {place} has log-probs {values}")
-        logprobs.append(float(chosen["logprob"]))
+        values = [_log_prob(value) for value in (chosen["logprob"], *(value for _, _, value in top))]
+        if any(math.isnan(value) for value in values):
+            raise TeacherFailed(f"not_a_number: response token {place} has log-probs {chosen['logprob']}, {top}")
+        logprobs.append(values[0])
         topk_ids.append([token_id for _, token_id, _ in top])
-        topk_logprobs.append([float(value) for _, _, value in top])
+        topk_logprobs.append(values[1:])
     return logprobs, topk_ids, topk_logprobs
+
+
+def _log_prob(value: object) -> float:
+    """NaN for what is no number. vLLM writes -inf as a very low number, since JSON has none: taken as it stands, that
+    one token's advantage would be thousands of nats."""
+    if not isinstance(value, (int, float)) or value > _ROUNDING:
+        return math.nan
+    return -math.inf if value <= _IMPOSSIBLE else float(value)
 
 
 async def _scores(

@@ -244,6 +244,17 @@ def test_the_chosen_token_is_beside_the_top_k_not_in_it() -> None:
     assert values == [[-0.1, -0.2, -0.3, -0.4]] * 2
 
 
+@pytest.mark.parametrize("impossible", [-9999.0, float("-inf")])
+def test_a_token_that_the_teacher_holds_for_impossible_is_minus_infinity_alone(impossible: float) -> None:
+    """-9999 is how the server writes it; as a number it would be an advantage of thousands of nats."""
+    changed = entries()
+    assert changed[3] is not None
+    changed[3]["9"]["logprob"] = impossible
+    logprobs, _, values = read_prompt_logprobs(changed, 2, [5, 9], 4)
+    assert logprobs == [-0.3, float("-inf")]
+    assert values == [[-0.1, -0.2, -0.3, -0.4]] * 2
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -252,9 +263,9 @@ def test_the_chosen_token_is_beside_the_top_k_not_in_it() -> None:
         (lambda e: e[3].pop("9"), "ids: response token 1 is 9"),
         (lambda e: e.__setitem__(2, None), "ids: response token 0 is 5"),
         (lambda e: e[3].pop("4"), "topk: response token 1"),
-        (lambda e: e[2]["5"].update(logprob=float("-inf")), "not_finite: response token 0"),
-        (lambda e: e[3]["9"].update(logprob=None), "not_finite: response token 1"),
-        (lambda e: e[3]["9"].update(logprob=float("nan")), "not_finite: response token 1"),
+        (lambda e: e[3]["9"].update(logprob=None), "not_a_number: response token 1"),
+        (lambda e: e[3]["9"].update(logprob=float("nan")), "not_a_number: response token 1"),
+        (lambda e: e[2]["5"].update(logprob=0.5), "not_a_number: response token 0"),
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused_never_padded(change: Any, reason: str) -> None:
