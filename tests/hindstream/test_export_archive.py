@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import threading
@@ -22,9 +23,11 @@ from hindstream.errors import UserError
 from hindstream.export.archive import Archive, Plan, export_archive
 from hindstream.export.layout import Format
 from hindstream.export.reading import ArchiveReader
+from hindstream.replay.files import FileLog
 from processors.dead_letters import Delivery
 from processors.recording import record
 from processors.replay.selection import Selection
+from processors.replay.service import open_replay, run_replay
 from processors.replay.sources import TopicLog
 from producers.importers import IMPORTERS
 from producers.importers.finding import find
@@ -36,6 +39,7 @@ from schemas.events import FeedbackGiven, SessionClosed
 from schemas.publish import Position
 from tests.conftest import _database
 from tests.processors.conversations import RECORDED, Recording, dump, event, next_state, turn, wire
+from tests.processors.test_replay import batches, config, conversations, recipe
 
 FORMATS: list[Format] = ["jsonl", "parquet"]
 NOW = datetime(2026, 12, 1, 12, 30, tzinfo=UTC)
@@ -245,6 +249,24 @@ def test_since_until_and_sessions_choose(topic: Topic, blobs: DirectoryBlobStore
     later = datetime.now(UTC) + timedelta(minutes=1)
     assert exported(tmp_path / "none", "jsonl", blobs, log=topic.log, since=later).rows("events") == 0
     assert exported(tmp_path / "all", "jsonl", blobs, log=topic.log, until=later).rows("events") == 6
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize("format_", FORMATS)
+async def test_a_replay_of_the_archive_makes_the_micro_batches_of_a_replay_of_the_topic(
+    topic: Topic, recording: Recording, blobs: DirectoryBlobStore, tmp_path: Path, format_: Format
+) -> None:
+    for one in conversations():
+        topic.send(one.key, one.value, list(one.headers))
+    exported(tmp_path / "archive", format_, blobs, log=topic.log)
+    files = FileLog(find([str(tmp_path / "archive")], IMPORTERS).files, blobs, lambda path, row: pytest.fail(str(row)))
+    for run, log in (("topic", topic.log), ("archive", files)):
+        replay = config(recording, run, recipe())
+        open_replay(replay, log)
+        assert (await asyncio.wait_for(run_replay(replay, log, asyncio.Event()), 60)).finished
+    made = batches(recording, "topic")
+    assert len(made) > 5
+    assert batches(recording, "archive") == made
 
 
 def derived(engine: Engine) -> None:
