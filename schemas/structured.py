@@ -28,12 +28,12 @@ _encoder = msgspec.json.Encoder()
 @dataclass(frozen=True, kw_only=True)
 class LogRecord:
     """An event of ours as it stands on a log. `value` is what the record says, a claim check already fetched;
-    `time_ms` is when the log got it, milliseconds since 1970."""
+    `time` is when the log got it, ISO 8601."""
 
     topic: str
     partition: int
     offset: int
-    time_ms: int
+    time: str
     headers: Headers
     value: bytes
 
@@ -70,7 +70,7 @@ def other_headers(headers: Iterable[tuple[str, bytes]]) -> list[list[str]]:
     ]
 
 
-def to_line(record: LogRecord, logtime: str) -> bytes:
+def to_line(record: LogRecord) -> bytes:
     """One line of JSON, without its end, for a record that `schemas.envelope.decode` reads."""
     fields: dict[str, Any] = dict(attributes_of(record.headers))
     fields |= {
@@ -78,7 +78,7 @@ def to_line(record: LogRecord, logtime: str) -> bytes:
         "logtopic": record.topic,
         "logpartition": record.partition,
         "logoffset": record.offset,
-        "logtime": logtime,
+        "logtime": record.time,
     }
     if others := other_headers(record.headers):
         fields["logheaders"] = others

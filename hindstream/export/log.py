@@ -78,14 +78,14 @@ def _row(delivery: Delivery, time: datetime, blobs: BlobStore, format_: Format) 
             topic=delivery.topic,
             partition=delivery.partition,
             offset=delivery.offset,
-            time_ms=round(time.timestamp() * 1000),
+            time=iso(time),
             headers=headers,
             value=value,
         )
     except (MalformedEvent, LookupError, RecursionError) as err:
         return UNREADABLE.name, _unreadable(delivery, time, err)
     if format_ == "jsonl":
-        return EVENTS.name, to_line(record, iso(time))
+        return EVENTS.name, to_line(record)
     return EVENTS.name, _event(record, time)
 
 

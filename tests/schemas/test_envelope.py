@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -169,6 +170,35 @@ def test_poison_is_named(value: bytes | None, drop: str, match: str) -> None:
     headers = [(name, data) for name, data in encode(event(turn())).headers if name != drop]
     with pytest.raises(MalformedEvent, match=match):
         decode(value, headers)
+
+
+@pytest.mark.parametrize(("levels", "readable"), [(100, True), (250, True), (350, False), (950, False)])
+def test_how_deep_a_record_may_be_does_not_depend_on_the_stack(levels: int, readable: bool) -> None:
+    record = encode(event(turn("x", tools=[{"a": "DEEP"}])))
+    value = record.value.replace(b'"DEEP"', b"[" * levels + b"]" * levels)
+    if readable:
+        assert decode(value, record.headers).data.session_id == "s"
+    else:
+        with pytest.raises(MalformedEvent, match="nested too deeply"):
+            decode(value, record.headers)
+
+
+@given(
+    content=st.text() | st.sampled_from(["\\u0000", "a\x00", "\ud800", "\\ud800"]),
+    more=st.dictionaries(
+        st.text(max_size=4), st.none() | st.booleans() | st.integers() | st.floats() | st.text(), max_size=3
+    ),
+)
+def test_the_quick_way_writes_what_the_thorough_way_writes(content: str, more: dict[str, object]) -> None:
+    """An unknown field, which says nothing, takes the thorough way."""
+    data = turn(content, sampling=more)
+    try:
+        thorough = encode(dataclasses.replace(event(data), unknown={"tools": {}}))
+    except (ValueError, OverflowError):
+        with pytest.raises((ValueError, OverflowError)):
+            encode(event(data))
+        return
+    assert encode(event(data)).value == thorough.value
 
 
 def test_an_unknown_type_is_told_apart() -> None:
