@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -151,6 +152,7 @@ def _takes_varlen(query: Tensor) -> bool:
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256
 
 
+@cache
 def _varlen_kernel() -> _Kernel | None:
     """Flash attention over [T, heads, D], from its own package or from torch; None where neither has it."""
     if importlib.util.find_spec("flash_attn") is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from largest import Largest
 from tiny import make_sample, tiny_model
 from torch import Tensor
 
+from learner import attention
 from learner.attention import NAME, Packing, packed_attention, use_packed_attention
 from learner.collate import Forward, plan_forwards
 from learner.logprobs import response_hidden, response_log_probs
@@ -141,6 +145,68 @@ def test_scores_that_are_changed_otherwise_are_refused(name: str) -> None:
     packing = Packing.of((1, 3), states.device)
     with pytest.raises(ValueError, match=name):
         packed_attention(torch.nn.Module(), states, states, states, None, packing, **{name: 30.0})
+
+
+def reference_kernel(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, window: tuple[int, int], scale: float | None
+) -> Tensor:
+    """What a `varlen` kernel computes of [T, heads, D], by the definition."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, key) * (scale or query.shape[-1] ** -0.5)
+    places = torch.arange(len(query))
+    segments = torch.bucketize(places, bounds[1:], right=True)
+    distance = places[:, None] - places
+    left = len(query) if window[0] < 0 else window[0]
+    seen = (segments[:, None] == segments) & (distance >= -window[1]) & (distance <= left)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
+
+
+@pytest.mark.parametrize("package", ["flash_attn", "torch"])
+@pytest.mark.parametrize("window", [None, 4])
+def test_kernels_of_gpus_are_given_the_same_segments(
+    package: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels themselves need a GPU; what they are asked is checked with their definition in their place."""
+
+    def flash(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, same: Tensor, longest: int, again: int,
+              softmax_scale: float, causal: bool, window_size: tuple[int, int]) -> Tensor:  # fmt: skip
+        assert causal
+        assert same is bounds
+        assert longest == again == 7
+        return reference_kernel(q, k, v, bounds, window_size, softmax_scale)
+
+    def varlen(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, same: Tensor, longest: int, again: int, *,
+               scale: float, window_size: tuple[int, int], enable_gqa: bool) -> Tensor:  # fmt: skip
+        assert enable_gqa
+        assert same is bounds
+        assert longest == again == 7
+        return reference_kernel(q, k, v, bounds, window_size, scale)
+
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(1, 4, 13, 8, generator=generator)
+    key, value = (torch.randn(1, 2, 13, 8, generator=generator) for _ in range(2))
+    packing = Packing.of((5, 7, 1), query.device)
+    layer = torch.nn.Module()
+    options: dict[str, Any] = {"packing": packing, "scaling": 0.3, "sliding_window": window}
+    expected, _ = packed_attention(layer, query, key, value, None, **options)
+
+    if package == "flash_attn":
+        fake = ModuleType("flash_attn")
+        fake.__spec__ = ModuleSpec("flash_attn", None)
+        fake.flash_attn_varlen_func = flash  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "flash_attn", fake)
+    else:
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    monkeypatch.setattr(attention, "_takes_varlen", lambda _: True)
+    attention._varlen_kernel.cache_clear()
+    try:
+        attended, weights = packed_attention(layer, query, key, value, None, **options)
+    finally:
+        attention._varlen_kernel.cache_clear()
+    assert weights is None
+    assert expected.shape == attended.shape == (1, 13, 4, 8)
+    torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_no_tensor_grows_with_the_square_of_a_row() -> None:
