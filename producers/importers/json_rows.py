@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from producers.importers.json_scan import Broken, Item, excerpt_of, read_text, stream_list
-from producers.importers.jsonl import BrokenLine, rows_of
+from producers.importers.jsonl import rows_of
+from producers.importers.open_files import lines_of, open_log
+
+_PEEK = 1 << 12
+"""Bytes in which the first character that is no space is looked for."""
 
 
 def json_rows(path: Path) -> Iterator[Item | Broken]:
@@ -27,25 +31,28 @@ def json_rows(path: Path) -> Iterator[Item | Broken]:
 
 
 def shape_of(path: Path) -> str:
-    """ "list" where the file begins one, "lines" where its first line is an object by itself and more follow, else
-    "one".
+    """ "list" where the file begins one, "lines" where it is JSON lines of objects, "one" where it is one object.
 
     Raises:
         OSError: the file cannot be opened, or it is compressed and damaged.
     """
-    rows = rows_of(path)
-    first, second = next(rows, None), next(rows, None)
-    if isinstance(first, BrokenLine):
-        if first.text.lstrip().startswith("["):
-            return "list"
-        # A damaged row, rather than the beginning of one object: it ends one, or the next line is one by itself.
-        whole = isinstance(second, Item) and isinstance(second.value, dict)
-        row = whole or first.text.rstrip().endswith("}")
-    else:
-        if isinstance(first, Item) and isinstance(first.value, list):
-            return "list"
-        row = isinstance(first, Item) and isinstance(first.value, dict)
-    return "lines" if row and second is not None else "one"
+    with open_log(path) as file:
+        start = file.read(_PEEK).decode("utf-8-sig", errors="replace").lstrip()
+    if start.startswith("["):
+        return "list"  # before any line is read: a list may be one line of a gigabyte
+    lines = lines_of(path)
+    first, second = next(lines, None), next(lines, None)
+    if first is None or second is None:
+        return "one"
+    # Where the first line does not end an object it begins one of many lines, or is a damaged row before a whole one.
+    return "lines" if first.data.rstrip().endswith(b"}") or _is_object(second.data) else "one"
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _whole(text: str) -> Iterator[Item | Broken]:

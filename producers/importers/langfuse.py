@@ -26,8 +26,8 @@ from producers.importers.detect import Head
 from producers.importers.encoded import decoded
 from producers.importers.json_rows import json_rows, shape_of
 from producers.importers.json_scan import Broken, Item, excerpt_of, json_type, read_text, scan_object
+from producers.importers.langfuse_scores import scored_of
 from producers.importers.model_calls import model_call, tool_run
-from producers.importers.scores import Score
 from producers.importers.spans import Scored, Span, moment, rows_of_spans, sampling_of
 
 NAME = "langfuse"
@@ -75,7 +75,7 @@ def read(path: Path) -> Iterator[Row]:
     scored: list[Scored] = []
     for row, line in export.scores:
         try:
-            scored.append(export.scored(row, line))
+            scored.append(scored_of(row, line))
         except Unreadable as err:
             yield RefusedRow(path.name, line, str(err), excerpt_of(row))
     spans = [span for span in spans if not export.is_own(span)]
@@ -188,41 +188,6 @@ class _Export:
         row = self.observations[span.key][0]
         environment = _name(row.get("environment")) or _name(self.traces.get(span.trace, {}).get("environment"))
         return environment is not None and environment.startswith(_OWN_ENVIRONMENT)
-
-    def scored(self, row: Fields, line: int) -> Scored:
-        """A score and what it is on."""
-        key, name = row.get("id"), row.get("name")
-        if not isinstance(key, str) or not isinstance(name, str):
-            raise Unreadable("a score without `id` or `name`")
-        source, kind = _name(row.get("source")), _name(row.get("dataType"))
-        text = _name(row.get("stringValue")) or _name(row.get("longStringValue"))
-        value = row.get("value")
-        label = text or _name(value)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or (label and kind == "CATEGORICAL"):
-            value = None if not isinstance(value, bool) else value
-        elif kind == "BOOLEAN":
-            value = bool(value)
-        correction = label if kind == "CORRECTION" else None
-        score = Score(
-            key=key,
-            name=name,
-            value=None if correction else value,
-            label=label,
-            correction=correction,
-            comment=_name(row.get("comment")),
-            by_people=source == "ANNOTATION"
-            or (source == "API" and "feedback" in name.lower())
-            or kind == "CORRECTION",
-            author=_name(row.get("authorUserId")),
-            given_at=_name(row.get("timestamp")),
-        )
-        return Scored(
-            score=score,
-            line=line,
-            span=_name(row.get("observationId")),
-            trace=_name(row.get("traceId")),
-            session=_name(row.get("sessionId")),
-        )
 
 
 def _items(path: Path) -> Iterator[Item | Broken]:

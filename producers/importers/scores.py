@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,7 +78,7 @@ def _of_person(score: Score) -> tuple[float | None, Literal["up", "down"] | None
     if isinstance(value, bool):
         return (1.0 if value else -1.0), None
     if value is not None:
-        if math.isfinite(value) and -1.0 <= value <= 1.0:
+        if -1.0 <= value <= 1.0:  # NaN is not
             return (2.0 * value - 1.0 if value >= 0 else float(value)), None
         raise Unreadable(f"a person's score {score.name!r} is {value!r}, on a scale that the file does not say")
     label = (score.label or "").strip().lower()
@@ -92,7 +91,7 @@ def _of_person(score: Score) -> tuple[float | None, Literal["up", "down"] | None
 
 def _verdict(score: Score) -> float | None:
     value = score.value
-    if value is None or not math.isfinite(value) or not 0.0 <= value <= 1.0:
+    if value is None or not 0.0 <= value <= 1.0:  # NaN is not
         return None
     # 1 - 0.8 is 0.19999999999999996; a judge's score has no more than a few digits.
     return round(1.0 - value, 9) if score.name.strip().lower() in LOWER_IS_BETTER else float(value)
@@ -103,6 +102,6 @@ def _words(score: Score) -> str:
     if isinstance(score.value, bool):
         value = str(score.value).lower()
     elif score.value is not None:
-        value = f"{score.value:g}"
+        value = f"{score.value:g}" if isinstance(score.value, float) else str(score.value)
     said = f"{score.name}: {value}" if value else score.name
     return f"{said} ({score.comment})" if score.comment else said
