@@ -16,6 +16,18 @@ def no_fault(_: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RanksConfig:
+    """This process as one of several that are one learner. `rank` 0 reads the log, commits and writes; `local_rank`
+    counts on its machine and names its GPU. `init_method`: how the ranks find each other, as torch.distributed names
+    it; "env://" is torchrun's way."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    init_method: str = "env://"
+
+
+@dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """`run` must exist in the database; its row holds the recipe. `model_dir` is the base model, version 0."""
 
@@ -61,6 +73,8 @@ class LearnerConfig:
     """The longest that a stop waits for a quiet topic."""
     stop_after: int | None = None
     """Consumed micro-batches of this process after which it ends; None runs until stopped."""
+    ranks: RanksConfig | None = None
+    """Where several processes are one learner; None: this one alone."""
     fault: Callable[[str], None] = no_fault
     """Called with the name of each point where a crash matters; tests end the process there."""
 

@@ -28,6 +28,8 @@ from learner.logprobs import response_hidden
 from learner.losses.value import value_loss
 from learner.metrics import Metrics, finite
 from learner.optimizer import MasterAdamW
+from learner.ranks import filled, total
+from learner.sharding import shard, with_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ class Critic:
         self._head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=device, dtype=torch.float32)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
+        shard(self._head)
         self._own = options.kind == "model"
         learning = nn.ModuleList([model.model, self._head] if self._own else [self._head])
         self._optimizer = MasterAdamW(learning, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=0.0)
@@ -74,7 +77,8 @@ class Critic:
 
     @torch.no_grad()
     def values(self, forwards: Sequence[Forward], tokens: int) -> Tensor:
-        """Values float32 [tokens] on the CPU, 0 for tokens that are in no forward pass, before any learning."""
+        """Values float32 [tokens] on the CPU, 0 for tokens that are in no forward pass, before any learning.
+        `forwards`: this rank's share; the values are every rank's."""
         self._forwards, self._features = list(forwards), []
         values_N = torch.zeros(tokens)
         for forward in forwards:
@@ -82,7 +86,7 @@ class Critic:
             values_N[forward.flat] = self._value(hidden_nH).cpu()
             if not self._own:
                 self._features.append(hidden_nH)
-        return values_N
+        return filled(values_N, forwards)
 
     def learn(self, values_N: Tensor, returns_N: Tensor, mask_N: Tensor, weight_N: Tensor) -> Metrics:
         """Take `options.steps` steps towards `returns_N` on the forward passes that `values` was last asked for.
@@ -116,12 +120,12 @@ class Critic:
         self._optimizer.load_state_dict(state["optimizer"])
 
     def _value(self, hidden_nH: Tensor) -> Tensor:
-        value_n: Tensor = self._head(hidden_nH.float())[:, 0]
-        return value_n
+        value_n1: Tensor = with_weights(self._head, lambda: self._head.forward(hidden_nH.float()))
+        return value_n1[:, 0]
 
     def _backward(self, values_N: Tensor, returns_N: Tensor, mask_N: Tensor, weight_N: Tensor) -> tuple[float, float]:
         """Collect the gradient; the loss, and the number of tokens whose change the clip stopped."""
-        total, clipped = 0.0, 0.0
+        summed, clipped = 0.0, 0.0
         for place, forward in enumerate(self._forwards):
             hidden_nH = response_hidden(self._model, forward) if self._own else self._features[place]
             value_n = self._value(hidden_nH)
@@ -132,9 +136,10 @@ class Critic:
             loss = (done.loss * weight_n).sum()
             with self._optimizer.collecting():
                 loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach())
+            summed += float(loss.detach())
             clipped += float(done.clipped.sum())
-        return total, clipped
+        summed, clipped = total([summed, clipped])
+        return summed, clipped
 
 
 def value_metrics(values_N: Tensor, returns_N: Tensor, mask_N: Tensor) -> Metrics:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from learner.attention import Packing, use_packed_attention
 from learner.collate import Forward
+from learner.sharding import with_weights
 
 Tile = tuple[int, int]
 """Tokens and vocabulary entries whose logits exist at once."""
@@ -71,21 +72,28 @@ def response_scores(
         temperature: logits are divided by it, so that log-probs are those of the distribution sampled from; one number
             or float [N].
     """
-    weight_VH = model.lm_head.weight
-    hidden_NH = response_hidden(model, forward)
-    return token_scores(
-        hidden_NH,
-        weight_VH,
-        forward.targets.to(hidden_NH.device),
-        at_ids_NK=None if at_ids_NK is None else at_ids_NK.to(hidden_NH.device),
-        top_k=top_k,
-        temperature=temperature,
-    )
+
+    def work() -> Raw:
+        hidden_NH = _hidden(model, forward)
+        return _raw_scores(
+            hidden_NH,
+            model.lm_head.weight,
+            forward.targets.to(hidden_NH.device),
+            at_ids_NK=None if at_ids_NK is None else at_ids_NK.to(hidden_NH.device),
+            top_k=top_k,
+            temperature=temperature,
+        )
+
+    return _scores(with_weights(model, work), asked=at_ids_NK is not None, top_k=top_k)
 
 
 def response_hidden(model: Any, forward: Forward) -> Tensor:
     """The last hidden state before each response token, [N, H], in `forward`'s order: what predicts it, and what a
     critic values."""
+    return with_weights(model, lambda: _hidden(model, forward))
+
+
+def _hidden(model: Any, forward: Forward) -> Tensor:
     use_packed_attention(model)
     device = next(model.model.parameters()).device
     packing = Packing.of(forward.lengths, device)
@@ -117,10 +125,30 @@ def token_scores(
     temperature: float | Tensor = 1.0,
     tile: Tile | None = None,
 ) -> Scores:
-    """Scores of tokens from hidden states and the head's weight; see `response_scores`. N must not be 0.
+    """Scores of tokens from hidden states and the head's weight; see `response_scores`.
 
     Products run in the dtype of the arguments, everything else in float32 (float64 for float64).
     """
+    raw = _raw_scores(
+        hidden_NH, weight_VH, targets_N, at_ids_NK=at_ids_NK, top_k=top_k, temperature=temperature, tile=tile
+    )
+    return _scores(raw, asked=at_ids_NK is not None, top_k=top_k)
+
+
+Raw = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Log-probs [N, 1 + K] of each token and then of the ids asked for; entropies; ids and log-probs of the likeliest."""
+
+
+def _raw_scores(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    *,
+    at_ids_NK: Tensor | None,
+    top_k: int | None,
+    temperature: float | Tensor,
+    tile: Tile | None = None,
+) -> Raw:
     ids_NK = targets_N[:, None] if at_ids_NK is None else torch.cat([targets_N[:, None], at_ids_NK], dim=1)
     inverse: Tensor | None = None
     if isinstance(temperature, Tensor) or temperature != 1.0:
@@ -128,13 +156,18 @@ def token_scores(
         inverse = torch.as_tensor(temperature, dtype=exact, device=hidden_NH.device).reciprocal()
         inverse = inverse.expand(len(hidden_NH))[:, None]
     size = tile or (CUDA_TILE if hidden_NH.is_cuda else CPU_TILE)
-    logprobs_NK, entropy_N, top_ids, top_logprobs = _HeadScores.apply(  # type: ignore[no-untyped-call]
+    raw: Raw = _HeadScores.apply(  # type: ignore[no-untyped-call]
         hidden_NH, weight_VH, ids_NK, inverse, min(top_k or 0, len(weight_VH)), size
     )
+    return raw
+
+
+def _scores(raw: Raw, *, asked: bool, top_k: int | None) -> Scores:
+    logprobs_NK, entropy_N, top_ids, top_logprobs = raw
     return Scores(
         chosen=logprobs_NK[:, 0],
         entropy=entropy_N,
-        at_ids=None if at_ids_NK is None else logprobs_NK[:, 1:],
+        at_ids=logprobs_NK[:, 1:] if asked else None,
         top_ids=top_ids if top_k else None,
         top_logprobs=top_logprobs if top_k else None,
     )
@@ -200,6 +233,8 @@ class _HeadScores(torch.autograd.Function):
         hidden_grad_NH = torch.empty_like(hidden_NH)
         # Sums over rows of tiles are not rounded to bfloat16 on the way.
         weight_grad_VH = torch.empty_like(weight_VH, dtype=exact if len(hidden_NH) > ctx.tile[0] else None)
+        if not len(hidden_NH):
+            weight_grad_VH.zero_()
         for rows in _slices(len(hidden_NH), ctx.tile[0]):
             hidden_grad = torch.zeros(hidden_NH[rows].shape, dtype=exact, device=hidden_NH.device)
             for columns in _slices(len(weight_VH), ctx.tile[1]):

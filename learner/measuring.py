@@ -20,6 +20,7 @@ from learner.measured import Entries, Measured
 from learner.metrics import Metrics
 from learner.objective import Objective
 from learner.own_teacher import teach
+from learner.ranks import filled
 from learner.samples import TrainingSample
 from learner.step_options import StepOptions
 
@@ -83,7 +84,8 @@ def measure(
     prior: Objective,
     options: StepOptions,
 ) -> Measured:
-    """Everything of `Measured` that `options` read, over the tokens of `forwards`."""
+    """Everything of `Measured` that `options` read, over the tokens of `forwards`, which are this rank's share, and of
+    what the other ranks have: the same on every rank."""
     tokens, k = len(prior.behaviour), min(options.distillation.k, len(model.lm_head.weight))
     students = options.needs_entries and options.distillation.entries == "student"
     own: Tensor | None = None
@@ -122,7 +124,8 @@ def measure(
 def _scores(
     model: Any, forwards: Sequence[Forward], tokens: int, *, top_k: int | None = None
 ) -> tuple[Tensor, Top | None]:
-    """Log-probs [tokens] of the response tokens, 0 where no pass has them, and the likeliest entries."""
+    """Log-probs [tokens] of the response tokens, 0 where no pass has them, and the likeliest entries: of `forwards`,
+    and of what other ranks have."""
     chosen_N = torch.zeros(tokens)
     top: Top | None = None
     for forward in forwards:
@@ -135,7 +138,9 @@ def _scores(
             top = Top(torch.zeros(shape, dtype=torch.long), torch.full(shape, torch.nan))
         top.ids[forward.flat] = scores.top_ids.cpu()
         top.log_probs[forward.flat] = scores.top_logprobs.float().cpu()
-    return chosen_N, top
+    if top is not None:
+        top = Top(filled(top.ids, forwards), filled(top.log_probs, forwards))
+    return filled(chosen_N, forwards), top
 
 
 def _served(samples: Sequence[TrainingSample], tokens: int, k: int, top: Top | None) -> Entries:

@@ -15,18 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learner.ranks import total
+from learner.sharding import own_part
+
 
 class MasterAdamW:
     """AdamW (Loshchilov & Hutter 2019) over float32 values of `model`'s trainable parameters.
 
-    `params`: the model's own. `masters`: the float32 values that learn; of a float32 model they are its parameters
-    themselves and cost nothing. A bfloat16 parameter costs 2 bytes, its master, moments and summed gradient 16 more.
+    `params`: the model's own; of a model that is cut among ranks, this rank's part of each, and so is everything else
+    here, so that a step needs no other rank but for the gradient's norm. `masters`: the float32 values that learn; of a
+    float32 model they are its parameters themselves and cost nothing. A bfloat16 parameter costs 2 bytes, its master,
+    moments and summed gradient 16 more.
     """
 
     def __init__(
         self, model: nn.Module, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
-        self.params = [p for p in model.parameters() if p.requires_grad]
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self.params = [own_part(p) for p in self._parameters]
         self.masters = [p.detach().to(torch.float32) for p in self.params]
         self._gradients: list[Tensor | None] = [None] * len(self.params)
         # fused: one pass over the memory instead of a dozen, seven times faster on CPUs.
@@ -38,7 +44,7 @@ class MasterAdamW:
         it: the model's gradients never all live at once."""
         handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._take, place))  # type: ignore[no-untyped-call]
-            for place, parameter in enumerate(self.params)
+            for place, parameter in enumerate(self._parameters)
         ]
         try:
             yield
@@ -49,7 +55,7 @@ class MasterAdamW:
     def collect(self) -> None:
         """Add the model's gradients to the float32 sums and clear them: for backward passes that did not run inside
         `collecting`."""
-        for place, parameter in enumerate(self.params):
+        for place, parameter in enumerate(self._parameters):
             self._take(place, parameter)
 
     def discard(self) -> None:
@@ -57,9 +63,11 @@ class MasterAdamW:
         self._gradients = [None] * len(self.params)
 
     def gradient_norm(self) -> float:
-        """L2 norm over all collected gradients; not finite where any of them is not."""
+        """L2 norm over all collected gradients, of all ranks; not finite where any of them is not."""
         norms = [float(torch.linalg.vector_norm(g)) for g in self._gradients if g is not None]
-        return math.sqrt(math.fsum(norm * norm for norm in norms)) if all(map(math.isfinite, norms)) else math.nan
+        own = math.fsum(norm * norm for norm in norms) if all(map(math.isfinite, norms)) else math.nan
+        (squared,) = total([own])
+        return math.sqrt(squared)
 
     def step(self, max_norm: float, norm: float) -> None:
         """One update with the collected gradients, scaled down to `max_norm` where their `norm` is above it; then the
@@ -112,11 +120,11 @@ class MasterAdamW:
     def _take(self, place: int, parameter: Tensor) -> None:
         if parameter.grad is None:
             return
-        total = self._gradients[place]
-        if total is None:
-            self._gradients[place] = parameter.grad.to(torch.float32)
+        gradient, before = own_part(parameter.grad), self._gradients[place]
+        if before is None:
+            self._gradients[place] = gradient.to(torch.float32)
         else:
-            total += parameter.grad
+            before += gradient
         parameter.grad = None
 
 

@@ -12,6 +12,7 @@ from learner.companions import Companion, Lent, Reference
 from learner.critic import Critic, CriticOptions
 from learner.measuring import Others
 from learner.optimizer import MasterAdamW
+from learner.sharding import own_part, shard
 from learner.step_options import StepOptions
 from learner.teachers import BestTeacher, EmaTeacher
 
@@ -20,8 +21,8 @@ def make_others(model: Any, optimizer: MasterAdamW, options: StepOptions, base: 
     """What `options` need and no more.
 
     A reference holds the base model's values of what `model` trains; a teacher begins as `model` is now; a critic is
-    fresh. `base` loads the base model: called for a reference of a policy without adapters, and for a critic of its
-    own.
+    fresh. `base` loads the base model, whole: called for a reference of a policy without adapters, and for a critic of
+    its own.
     """
     lent = Lent(model, optimizer)
     reference = Reference(lent, base_values(model, base)) if options.needs_reference else None
@@ -36,15 +37,19 @@ def make_others(model: Any, optimizer: MasterAdamW, options: StepOptions, base: 
         valued = base() if chosen.kind == "model" else model
         if valued is not model:
             valued.lm_head = torch.nn.Identity()  # it values states and predicts nothing
+            shard(valued)
         critic = Critic(valued, chosen)
     return Others(reference=reference, teacher=teacher, critic=critic)
 
 
 def base_values(model: Any, base: Callable[[], Any]) -> list[Tensor]:
     """The values that make `model` the base model, one for each of its trainable parameters: the base model's own, and
-    zeros for adapters, whose product then adds nothing."""
+    zeros for adapters, whose product then adds nothing. Of a model that is cut among ranks, this rank's part."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     own: dict[str, Tensor] = {}
     if not all(".lora_" in name for name in trained):
-        own = dict(base().named_parameters())
-    return [own[name].detach() if name in own else torch.zeros_like(parameter) for name, parameter in trained.items()]
+        own = dict(shard(base()).named_parameters())
+    return [
+        own_part(own[name]).detach() if name in own else torch.zeros_like(own_part(parameter))
+        for name, parameter in trained.items()
+    ]

@@ -17,6 +17,7 @@ from torch import Tensor
 from learner.collate import plan_forwards
 from learner.companions import Companion
 from learner.logprobs import response_scores
+from learner.ranks import filled, share
 from learner.samples import TrainingSample
 
 
@@ -66,8 +67,9 @@ def teach(
         sample if sample.hinted_prompt_ids is None else replace(sample, prompt_ids=sample.hinted_prompt_ids)
         for sample in samples
     ]
+    forwards = share(plan_forwards(hinted, tokens_per_forward, use))
     with teacher.model() as model:
-        for forward in plan_forwards(hinted, tokens_per_forward, use):
+        for forward in forwards:
             part = forward.flat
             at = None if at_ids_NK is None else at_ids_NK[part]
             scores = response_scores(model, forward, at_ids_NK=at, top_k=top_k)
@@ -75,4 +77,8 @@ def teach(
             ids, logprobs = (at, scores.at_ids) if at is not None else (scores.top_ids, scores.top_logprobs)
             if ids_NK is not None and logprobs_NK is not None and ids is not None and logprobs is not None:
                 ids_NK[part], logprobs_NK[part] = ids.cpu(), logprobs.float().cpu()
+    if forwards:
+        chosen_N = filled(chosen_N, forwards)
+        if ids_NK is not None and logprobs_NK is not None:
+            ids_NK, logprobs_NK = filled(ids_NK, forwards), filled(logprobs_NK, forwards)
     return OwnTaught(mask_N, chosen_N, ids_NK, logprobs_NK)

@@ -11,6 +11,7 @@ import torch
 from learner.collate import Forward, plan_forwards
 from learner.measuring import Others, measure
 from learner.objective import Objective, build_objective
+from learner.ranks import share
 from learner.samples import TrainingSample
 from learner.silence import Silence, why_silent
 from learner.step_options import StepOptions
@@ -18,8 +19,9 @@ from learner.step_options import StepOptions
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """`silent`: for each sample why no token of it carries a gradient, None where one does. `rejected`: tokens that the
-    recipe's mismatch bounds masked, those of silenced samples too."""
+    """`objective`: of the whole micro-batch; `forwards`: this rank's share. `silent`: for each sample why no token of
+    it carries a gradient, None where one does. `rejected`: tokens that the recipe's mismatch bounds masked, those of
+    silenced samples too."""
 
     objective: Objective
     forwards: list[Forward]
@@ -47,7 +49,7 @@ def prepare(model: Any, others: Others, samples: Sequence[TrainingSample], optio
     while True:
         objective = build_objective(samples, options, use=use)
         silent, use = told(objective), objective.carried()
-        forwards = plan_forwards(samples, options.tokens_per_forward, use)
+        forwards = share(plan_forwards(samples, options.tokens_per_forward, use))
         if not any(use) or not options.needs_measuring:
             return Prepared(objective, forwards, silent, int(rejected_N.sum()))
         measured = measure(model, others, samples, forwards, objective, options)

@@ -18,6 +18,7 @@ from learner.metrics import Metrics, finite, log_prob_gap, log_prob_metrics, obj
 from learner.objective import Objective
 from learner.optimizer import MasterAdamW
 from learner.preparing import prepare
+from learner.ranks import filled, total
 from learner.samples import TrainingSample
 from learner.silence import Silence
 from learner.step_options import StepOptions
@@ -44,7 +45,7 @@ class StepResult:
 
 @dataclass
 class _Pass:
-    """Sums over one pass through the micro-batch."""
+    """Sums over one pass through the micro-batch, of this rank's forward passes until they are joined."""
 
     loss: float = 0.0
     by_component: dict[str, float] = field(default_factory=dict)
@@ -54,6 +55,14 @@ class _Pass:
     weight: float = 0.0
     new: Tensor = field(default_factory=lambda: torch.zeros(0))
     entropy: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    def join(self, forwards: list[Forward]) -> None:
+        """Have every rank's sums; `forwards` are those that were run here."""
+        self.new, self.entropy = filled(self.new, forwards), filled(self.entropy, forwards)
+        own = [self.loss, self.weight, self.clipped_high, self.clipped_low, self.judged, *self.by_component.values()]
+        self.loss, self.weight, high, low, judged, *components = total(own)
+        self.clipped_high, self.clipped_low, self.judged = int(high), int(low), int(judged)
+        self.by_component = dict(zip(self.by_component, components, strict=True))
 
 
 class PolicyTrainer:
@@ -203,6 +212,7 @@ class PolicyTrainer:
             done.entropy[part] = scores.entropy.detach().cpu()
             with self.optimizer.collecting():
                 loss.backward()  # type: ignore[no-untyped-call]
+        done.join(forwards)
         return done
 
     def _loss(

@@ -1,0 +1,51 @@
+"""A step on two and three ranks is the step on one: the same gradient, metrics and weights under every preset."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from learner.config import RanksConfig
+from schemas.recipes import PRESETS
+from tests.learner import rank_jobs
+from tests.learner.ranks_of import Ranks
+
+ALONE = RanksConfig(rank=0, local_rank=0, world_size=1)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Where ranks are forked from."""
+    made = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, Any]]:
+    """Every preset's step on one rank."""
+    return rank_jobs.gradients(ALONE)
+
+
+def numbers(step: dict[str, Any]) -> dict[str, float]:
+    """Its metrics, NaN where there is no number."""
+    return {name: math.nan if value is None else value for name, value in step["metrics"].items()}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_step_is_the_same_on_any_number_of_ranks(ranks: Ranks, alone: dict[str, Any], count: int) -> None:
+    together = ranks.result("gradients", count)
+    assert together.keys() == alone.keys() == PRESETS.keys()
+    for name, expected in alone.items():
+        found = together[name]
+        assert expected["gradient"], name
+        assert (found["skipped"], found["silent"]) == (expected["skipped"], expected["silent"]), name
+        assert numbers(found) == pytest.approx(numbers(expected), rel=1e-5, abs=1e-6, nan_ok=True), name
+        for kind, bound in (("gradient", 1e-6), ("weights", 1e-4)):
+            assert found[kind].keys() == expected[kind].keys()
+            for weight, whole in expected[kind].items():
+                apart = float((found[kind][weight] - whole).abs().max())
+                assert apart <= bound * max(1.0, float(whole.norm())), (name, kind, weight, apart)
