@@ -69,9 +69,9 @@ def versions(spans: list[VersionSpan]) -> tuple[int | None, int | None]:
     return min(known), max(known)
 
 
-def _is_float32(value: float) -> bool:
-    """Finite, also once it is stored as float32: 1e39 is finite only as a double."""
-    return math.isfinite(value) and abs(value) <= _FLOAT32_MAX
+def _is_float32(value: float | None) -> bool:
+    """A finite number, also once it is stored as float32: 1e39 is finite only as a double."""
+    return value is not None and math.isfinite(value) and abs(value) <= _FLOAT32_MAX
 
 
 def _unknown_from(spans: list[VersionSpan], length: int) -> int | None:

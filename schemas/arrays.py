@@ -28,8 +28,8 @@ def unpack_ids(data: bytes) -> NDArray[np.int32]:
     return np.frombuffer(data, dtype=_INT32).astype(np.int32)
 
 
-def pack_floats(values: Sequence[float] | NDArray[np.float32]) -> bytes:
-    """Log-probs to bytes, float32, 4 a token."""
+def pack_floats(values: Sequence[float | None] | Sequence[float] | NDArray[np.float32]) -> bytes:
+    """Log-probs to bytes, float32, 4 a token; None becomes NaN."""
     return np.asarray(values, dtype=_FLOAT32).tobytes()
 
 

@@ -53,13 +53,14 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     """Token ids of prompt and response, and the log-prob of each response token as it was sampled.
 
     `source` is `engine` where the ids and log-probs are the engine's own, `retokenised` where text was tokenised
-    again (then there are no log-probs), `none` where there are no ids at all.
+    again (then there are no log-probs), `none` where there are no ids at all. A log-prob that is no finite number is
+    None: JSON has neither NaN nor infinity, so that is what a producer that has one writes.
     """
 
     source: TokenSource = "none"
     prompt_ids: list[int] = []
     response_ids: list[int] = []
-    response_logprobs: list[float] = []
+    response_logprobs: list[float | None] = []
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

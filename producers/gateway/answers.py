@@ -95,7 +95,7 @@ def without_tokens(completion: dict[str, Any]) -> Answer:
     return Answer(completion=completion, outcome=Outcome(message=message, finish_reason=finish_reason))
 
 
-def _logprobs(choice: dict[str, Any]) -> list[float]:
+def _logprobs(choice: dict[str, Any]) -> list[float | None]:
     """The log-prob of each sampled token; empty where one is missing, not finite, or another token's."""
     content = (choice.get("logprobs") or {}).get("content") or []
     if [entry["token_id"] for entry in content] != choice["token_ids"]:

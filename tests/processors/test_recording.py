@@ -301,3 +301,14 @@ def test_a_turn_with_no_ids_keeps_its_reward_and_is_never_ready(recording: Recor
     recording.record(turn("a", tokens=Tokens()), next_state("n", "a", verdict=1.0), SessionClosed(session_id="s"))
     assert recording.sample("a") == ("dropped", "no_tokens", True)
     assert recording.signals("a") == {"reward": "open", "hint": "open", "teacher": "done"}
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("-inf"), 1e39])
+def test_a_log_prob_that_is_no_finite_number_is_a_reason_and_no_dead_letter(
+    recording: Recording, value: float | None
+) -> None:
+    """JSON has no NaN: on the log it is null, and the turn is recorded and says why it is not trained."""
+    tokens = Tokens(source="engine", prompt_ids=[1], response_ids=[2, 3], response_logprobs=[-0.5, value])
+    assert recording.record(turn("t", tokens=tokens)).recorded == 1
+    assert recording.sample("t")[:2] == ("dropped", "non_finite_logprob")
+    assert recording.letters() == []
