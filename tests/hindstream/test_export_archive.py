@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 from sqlalchemy import Engine, insert
 from typer.testing import CliRunner
@@ -406,6 +406,42 @@ def test_a_changed_file_is_named(topic: Topic, blobs: DirectoryBlobStore, tmp_pa
     assert found.output == f"{name} was changed: its content has another SHA-256\nstray is no file of the archive\n"
     part.unlink()
     assert f"{name} is missing" in CliRunner().invoke(app, ["export", "verify", str(root)]).output
+
+
+@pytest.mark.stack
+def test_the_command_writes_both_halves_and_says_where_the_log_begins(
+    topic: Topic, recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = wire(turn("t1"))
+    topic.send(*ours(one))
+    recording.record(turn("t1"))
+    monkeypatch.setattr("hindstream.cli.export.TopicLog", lambda servers: topic.log)
+    monkeypatch.setenv("HINDSTREAM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS", topic.broker)
+    monkeypatch.setenv(
+        "HINDSTREAM_DATABASE__URL",
+        recording.engine.url.render_as_string(hide_password=False).replace("+psycopg", ""),
+    )
+    root = tmp_path / "archive"
+    result = CliRunner().invoke(app, ["export", "--to", str(root)])
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line.split()[1:3] for line in result.output.splitlines() if len(line.split()) == 4}
+    assert (rows["events"], rows["runs"], rows["samples"], rows["votes"]) == (
+        ["1", "1"],
+        ["1", "1"],
+        ["1", "1"],
+        ["0", "0"],
+    )
+    assert "note: " not in result.output
+    assert CliRunner().invoke(app, ["export", "verify", str(root)]).exit_code == 0
+
+    partition = topic.deliveries()[0].partition
+    admin = KafkaAdminClient(bootstrap_servers=topic.broker)
+    admin.delete_records({TopicPartition(topic.name, partition): 1})
+    admin.close()
+    late = CliRunner().invoke(app, ["export", "--to", str(tmp_path / "late"), "--tables", "facts"])
+    assert late.exit_code == 0, late.output
+    assert f"partition {partition} from offset 1; what stood before is not in this archive" in late.output
 
 
 def test_users_mistakes_are_one_line(tmp_path: Path) -> None:
