@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from learner.policy_server import PolicyServer
 from schemas.recipes import Recipe
 from tests.end_to_end.pipeline import Pipeline
-
-
-def _post(url: str, body: object | None = None) -> None:
-    request = urllib.request.Request(
-        url, data=json.dumps(body or {}).encode(), headers={"content-type": "application/json"}, method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=120):
-        pass
 
 
 @pytest.fixture
@@ -35,8 +26,9 @@ def start_pipeline(tmp_path: Path, vllm_server: str, model_dir: Path) -> Iterato
     for pipeline in started:
         pipeline.close()
     if started:
-        _post(f"{vllm_server}/pause?mode=keep")
-        _post(f"{vllm_server}/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model_dir)}})
-        _post(f"{vllm_server}/reset_prefix_cache")
-        _post(f"{vllm_server}/update_weight_version", {"new_version": "0"})
-        _post(f"{vllm_server}/resume")
+        server = PolicyServer(vllm_server, "policy", timeout_s=120)
+        server.pause()
+        server.reload(model_dir)
+        server.forget_prefixes()
+        server.set_tag("0")
+        server.resume()
