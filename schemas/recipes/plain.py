@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from schemas.recipes.base import Spec
+from schemas.recipes.base import Spec, fields_of
 from schemas.recipes.checks import InvalidRecipe, check
 from schemas.recipes.specs import Recipe
 
@@ -46,7 +46,7 @@ def overlaid(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _unknown(plain: dict[str, Any], spec: type[Spec], path: str) -> list[str]:
     """What `plain` names that `spec` has not, at every level."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(spec)}
+    fields = fields_of(spec)
     found = []
     for name, value in plain.items():
         if name not in fields:
@@ -56,7 +56,7 @@ def _unknown(plain: dict[str, Any], spec: type[Spec], path: str) -> list[str]:
                 f"no recipe field {name!r}{f' in {path}' if path else ''}{hint} (there are: {', '.join(fields)})"
             )
             continue
-        below = _spec_in(fields[name])
+        below = _spec_in(fields[name].type)
         if below is None:
             continue
         here = f"{path}.{name}" if path else name
@@ -103,7 +103,8 @@ def _said_well(message: str, plain: Any) -> str:
 
 def _choices(spec: type[Spec], names: list[str]) -> tuple[Any, ...]:
     """What the field at this path may be, where it is one of a few."""
-    annotation: Any = {field.name: field.type for field in msgspec.structs.fields(spec)}.get(names[0])
+    field = fields_of(spec).get(names[0])
+    annotation: Any = field.type if field else None
     rest = [name for name in names[1:] if not name.isdecimal() and name != "..."]
     below = _spec_in(annotation)
     if rest and below is not None:
