@@ -191,10 +191,11 @@ def _measure(gap_N: Tensor, mask_N: Tensor, owners_N: Tensor, spec: MismatchSpec
 
 
 def _at_level(values_N: Tensor, mask_N: Tensor, owners_N: Tensor, level: Level) -> Tensor:
+    """Of values that are 0 where `mask_N` is False."""
     if level == "token":
         return values_N
     if level == "sequence":
-        return sequence_sum(torch.where(mask_N, values_N, 0.0), owners_N)[owners_N]
+        return sequence_sum(values_N, owners_N)[owners_N]
     return sequence_mean(values_N, mask_N, owners_N)[owners_N]
 
 

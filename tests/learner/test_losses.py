@@ -16,6 +16,7 @@ from learner.losses.dpo import dpo, response_gain
 from learner.losses.gspo import gspo
 from learner.losses.mirror_descent import mirror_descent
 from learner.losses.nll import nll
+from learner.losses.ppo_clip import ppo_clip
 from learner.losses.value import value_loss
 
 
@@ -47,6 +48,43 @@ def test_gspo_clips_a_whole_sequence_or_none_of_it() -> None:
     result = gspo(new, old, tensor(1.0, 1.0, 1.0, 1.0), whole(4), torch.tensor([0, 0, 0, 1]))
     assert result.clipped_high.tolist() == [True, True, True, False]
     assert gradient(result.loss, new) == [0.0, 0.0, 0.0, -1.0]
+
+
+def test_gspos_usual_range_is_a_thousandth_of_ppos() -> None:
+    """Ratios e^-0.01 and e^0.01 of two sequences; flags where the advantage would drive them on."""
+    old = torch.full((5,), -1.0, dtype=torch.float64)
+    new, owners = old + tensor(-0.01, -0.01, 0.01, 0.01, math.nan), torch.tensor([0, 0, 1, 1, 1])
+    mask = torch.tensor([True, True, True, True, False])
+    result = gspo(new, old, tensor(-1.0, 1.0, -1.0, 1.0, 1.0), mask, owners)
+    assert result.clipped_low.tolist() == [True, False, False, False, False]
+    assert result.clipped_high.tolist() == [False, False, False, True, False]
+    assert result.loss.tolist() == pytest.approx([1 - 3e-4, -math.exp(-0.01), math.exp(0.01), -1 - 4e-4, 0.0])
+    assert result.ratio.tolist() == pytest.approx([math.exp(-0.01)] * 2 + [math.exp(0.01)] * 2 + [1.0])
+
+
+def test_flags_are_of_kept_tokens_whose_gradient_or_weight_was_bounded() -> None:
+    """Gaps of -1, 0, 1 under both signs and none, and once more masked."""
+    gaps, signs = tensor(-1.0, 0.0, 1.0).repeat(6), tensor(1.0, -1.0, 0.0).repeat_interleave(3).repeat(2)
+    mask, old = torch.arange(18) < 9, torch.full((18,), -2.0, dtype=torch.float64)
+    owners, new = torch.arange(18), old + gaps
+    below, above = gaps < 0, gaps > 0
+    by_sign = [
+        ppo_clip(new, old, signs, mask, clip_low=0.2, clip_high=0.2),
+        gspo(new, old, signs, mask, owners, clip_low=0.2, clip_high=0.2),
+    ]
+    whatever = [
+        cispo(new, old, signs, mask, clip_low=0.2, clip_high=0.2),
+        band(new, old, signs, mask, alpha=-0.2, beta=0.2),
+    ]
+    for result in by_sign:
+        assert torch.equal(result.clipped_high, mask & above & (signs > 0))
+        assert torch.equal(result.clipped_low, mask & below & (signs < 0))
+    for result in whatever:
+        assert torch.equal(result.clipped_high, mask & above)
+        assert torch.equal(result.clipped_low, mask & below)
+    for result in by_sign + whatever:
+        assert result.ratio[~mask].tolist() == [1.0] * 9
+        assert result.loss[~mask].tolist() == [0.0] * 9
 
 
 def test_cispo_bounds_the_weight_and_keeps_the_gradient() -> None:
