@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, select
 
-from hindstream.export.chat import answer_of, prompt_of
+from schemas.chat import answer_of, prompt_of
 from schemas.digests import digest_of
 from schemas.tables import feedback, rewards, runs, samples, turns
 

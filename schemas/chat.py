@@ -1,4 +1,4 @@
-"""Turns as messages of the kind that other trainers read: what was sent, and what was answered."""
+"""Turns as messages of the kind that chat templates and other trainers read: what was sent, and what was answered."""
 
 from __future__ import annotations
 
