@@ -72,7 +72,7 @@ class Chat:
             self._gap = True
             raise Unreadable(f"is a JSON {json_type(message)}, not an object; left out of the later turns' messages")
         before, role = list(self.sent), message.get("role")
-        self.sent.append(message)
+        self.sent.append({key: value for key, value in message.items() if key != "weight"})  # for trainers alone
         if role == "assistant":
             self._assistant(message, before)
         elif role in ("tool", "function"):

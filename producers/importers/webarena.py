@@ -96,7 +96,7 @@ def _take(draft: SessionDraft, exchanges: list[Exchange], evaluation: Evaluation
         if exchange.is_navigation(marked) and exchange.url != redirected:
             call = ToolCall(id=None, name="navigate", arguments=exchange.arguments)
             response = Response(tool_calls=[call])
-            turn = _add(draft, sent, response, exchange.line, exchange.started_at)
+            turn, redirected = _add(draft, sent, response, exchange.line, exchange.started_at), None
         goes_on = exchange.url == redirected
         if exchange.redirect is not None and (goes_on or exchange.is_navigation(marked)):
             redirected = exchange.redirect

@@ -67,6 +67,7 @@ def test_three_examples_counted_by_hand(read: Read) -> None:
     }
     assert [turn.kind for turn in found.turns] == ["side", "main", "main", "main", "main", "main"]
     assert found.parents() == [None, 0, None, 2, None, 4]
+    assert found.turns[1].messages[2] == says("a"), "the weight was never sent to a model"
     assert [(s.tool_call_id, s.content) for s in found.states[1:]] == [("y", "2"), ("x", "null")]
     assert [turn.tools for turn in found.turns] == [[], [], tools, tools, [], []]
     assert [call.arguments for call in found.turns[2].response.tool_calls] == ['{"a":  1}', '{"a":  1}']

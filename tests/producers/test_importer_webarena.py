@@ -108,6 +108,15 @@ def test_navigations_and_what_they_bring(read: Read) -> None:
     ], "a request says where it was, not the whole page"
 
 
+def test_a_redirect_that_never_arrived_hides_no_later_visit(read: Read) -> None:
+    found = read(entry("http://x/a", status=302, to="/b"), entry("http://x/c"), entry("http://x/b"))
+    assert [states for _, states in found.answers()] == [
+        [],
+        ["GET http://x/c -> 200 text/html"],
+        ["GET http://x/b -> 200 text/html"],
+    ]
+
+
 @pytest.mark.parametrize(
     "mark", [{"_resourceType": "document"}, {"headers": [{"name": "Sec-Fetch-Dest", "value": "document"}]}]
 )
