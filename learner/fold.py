@@ -80,7 +80,7 @@ def resume(config: LearnerConfig, engine: Engine, stop: Event) -> Resumed:
     if len(versions) > 1:
         _compare(policy, config, versions, replayed=replayed)
     if policy.run != config.run:
-        policy.change_run(config.run, _options(config, engine, stop, config.run))
+        policy.change_run(config.run, _options(config, engine, stop, config.run), newest.version)
     return Resumed(policy, newest.version, newest.manifest_sha256, replayed)
 
 
@@ -102,7 +102,8 @@ def fold(
     state = _newest_state(config, versions[: state_until + 1])
     begin = state["version"] if state else 0
     run = state["run"] if state else (versions[1].run if len(versions) > 1 else config.run)
-    policy = Policy(
+    make = partial(
+        Policy,
         base,
         run=run,
         options=options(run),
@@ -110,6 +111,12 @@ def fold(
         device=config.device,
         recompute=config.recompute,
     )
+    under = state["under"] if state else 0
+    if under:
+        with _whole(config, versions, under) as directory:
+            policy = make(under=(under, directory))
+    else:
+        policy = make()
     if state:
         policy.trainer.load_state_dict(state["trainer"])
     _replay(policy, versions[begin + 1 :], options, engine, stop)
@@ -139,7 +146,8 @@ def _options(config: LearnerConfig, engine: Engine, stop: Event, run: str) -> An
 
 def _newest_state(config: LearnerConfig, versions: list[Any]) -> dict[str, Any] | None:
     for state in read_states(config.weights_dir, config.policy, versions[-1].version):
-        if state["manifest_sha256"] == versions[state["version"]].manifest_sha256:
+        row = versions[state["version"]]
+        if state["manifest_sha256"] == row.manifest_sha256 and _has_all(config, versions, state["under"]):
             return state
     return None
 
@@ -151,7 +159,7 @@ def _replay(policy: Policy, versions: list[Any], options: Callable[[str], Any], 
         if stop.is_set():
             raise Stopped
         if row.run != policy.run:
-            policy.change_run(row.run, options(row.run))
+            policy.change_run(row.run, options(row.run), row.version - 1)
         batch = row.micro_batch_id
         samples = in_transaction(engine, stop, partial(load_trained, micro_batch_id=batch))
         with threads_of(row.manifest):
@@ -166,12 +174,15 @@ def _replay(policy: Policy, versions: list[Any], options: Callable[[str], Any], 
 
 def _compare(policy: Policy, config: LearnerConfig, versions: list[Any], *, replayed: int) -> None:
     newest = versions[-1]
-    directory = locate(newest.path, config.weights_dir, config.policy, newest.version)
+    directory = _place(config, newest)
     if not has_weights(directory):
         log.warning("version %d has no weight files in %s; it cannot be compared", newest.version, directory)
         return
-    with _whole(config, newest, versions, directory) as whole:
-        difference = policy.largest_difference(whole)
+    if kind_of(newest.manifest) == "adapter":
+        difference = policy.largest_adapter_difference(directory)
+    else:
+        with _whole(config, versions, newest.version) as whole:
+            difference = policy.largest_difference(whole)
     if difference and not replayed:
         raise LearnerStopped(
             f"the weights in {directory} are not those of the trainer that made them (off by up to {difference:.3g}); "
@@ -187,16 +198,28 @@ def _compare(policy: Policy, config: LearnerConfig, versions: list[Any], *, repl
 
 
 @contextmanager
-def _whole(config: LearnerConfig, row: Any, versions: list[Any], directory: Path) -> Iterator[Path]:
+def _whole(config: LearnerConfig, versions: list[Any], version: int) -> Iterator[Path]:
     """The directory of a version with all its weights; a delta is put together for the while."""
-    base = base_of(row.manifest)
-    if kind_of(row.manifest) != "delta" or base is None:
+    row = versions[version]
+    directory, base = _place(config, row), base_of(row.manifest)
+    if base is None:
         yield directory
         return
-    base_dir = locate(versions[base].path, config.weights_dir, config.policy, base)
-    with beside(directory) as scratch:
+    with beside(directory, ".whole-") as scratch:
         try:
-            apply_delta(base_dir, directory, result_files(row.manifest), scratch)
+            apply_delta(_place(config, versions[base]), directory, result_files(row.manifest), scratch)
         except DeltaFault as err:
             raise LearnerStopped(f"version {row.version}: {err}; see `hindstream weights verify`") from err
         yield scratch
+
+
+def _has_all(config: LearnerConfig, versions: list[Any], version: int) -> bool:
+    """Whether all weights of a version can be had without training."""
+    row = versions[version]
+    base = base_of(row.manifest)
+    there = has_weights(_place(config, row)) and (base is None or has_weights(_place(config, versions[base])))
+    return there and kind_of(row.manifest) != "adapter"
+
+
+def _place(config: LearnerConfig, row: Any) -> Path:
+    return locate(row.path, config.weights_dir, config.policy, row.version)

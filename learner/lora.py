@@ -19,6 +19,9 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+ADAPTER_FILE = SAFETENSORS_WEIGHTS_NAME
+"""What peft calls the file of the matrices."""
+
 _NAME = "default"
 _PREFIX = "base_model.model."
 """What peft puts before the names of a wrapped model's layers in a file."""
@@ -90,7 +93,7 @@ def save_adapter(model: Any, directory: Path, base: str | None = None) -> None:
     finally:
         config.inference_mode = False
     state = {name: value.contiguous().cpu() for name, value in adapter_state(model).items()}
-    save_file(state, directory / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+    save_file(state, directory / ADAPTER_FILE, metadata={"format": "pt"})
 
 
 def load_adapter(model: Any, directory: Path) -> None:
@@ -99,7 +102,7 @@ def load_adapter(model: Any, directory: Path) -> None:
     Raises:
         ValueError: the file holds other layers than those that have adapters here, or another rank.
     """
-    path = directory / SAFETENSORS_WEIGHTS_NAME
+    path = directory / ADAPTER_FILE
     stored, own = load_file(path), adapter_state(model)
     wrong = sorted(name for name in stored.keys() | own.keys() if _shape(stored, name) != _shape(own, name))
     if wrong:

@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 from learner.checkpoints import copy_support_files
 from learner.companions import FrozenModel
 from learner.errors import LearnerStopped
-from learner.lora import add_adapter, merged_state, save_adapter
+from learner.lora import ADAPTER_FILE, adapter_state, add_adapter, merged_state, save_adapter
 from learner.manifest import WEIGHT_SUFFIX
 from learner.optimizer import MasterAdamW
 from learner.others import make_others
@@ -50,26 +50,43 @@ class Policy:
         dtype: of the forward and backward pass and of the versions on disk.
         device: torch's name of the device.
         recompute: see `learner.recompute`.
+        under: whose weights lie under the adapters where they are not version 0's: a version, and its directory, which
+            holds them all.
     """
 
     def __init__(
-        self, base: Path, *, run: str, options: StepOptions, dtype: str, device: str, recompute: bool = False
+        self,
+        base: Path,
+        *,
+        run: str,
+        options: StepOptions,
+        dtype: str,
+        device: str,
+        recompute: bool = False,
+        under: tuple[int, Path] | None = None,
     ) -> None:
         self.trainer: PolicyTrainer
         self._base, self._dtype, self._device, self._recompute = base, dtype, device, recompute
         self.run = run
-        self._build(options, None)
+        self.under = 0
+        """The version whose weights lie under the adapters; 0 too where all weights learn."""
+        weights = None
+        if under is not None:
+            self.under, directory = under
+            weights = load_model(directory, dtype, device).state_dict()
+        self._build(options, weights)
 
     @property
     def has_adapter(self) -> bool:
         """Whether only low-rank adapters learn."""
         return self._lora is not None
 
-    def change_run(self, run: str, options: StepOptions) -> None:
-        """Go on under another run's recipe. Where it has other adapters, or none, what the old ones learned becomes
-        part of the weights, rounded as in the version that was written of them."""
+    def change_run(self, run: str, options: StepOptions, version: int) -> None:
+        """Go on under another run's recipe, from `version` on, which this policy is. Where the recipe has other
+        adapters, or none, what the old ones learned becomes part of the weights, rounded as in that version."""
         if options.lora != self._lora:
             self._build(options, merged_state(self._model))
+            self.under = 0 if options.lora is None else version
         else:
             masters = self.trainer.optimizer.masters
             self.trainer = self._trainer(options)
@@ -111,6 +128,18 @@ class Policy:
                 if not torch.equal(mine, stored):
                     largest = max(largest, float((mine.float() - stored.float()).abs().max()))
         return largest
+
+    def largest_adapter_difference(self, directory: Path) -> float:
+        """As `largest_difference`, of the adapters and those of a version on disk.
+
+        Raises:
+            LearnerStopped: the version on disk has other adapters.
+        """
+        own, stored = adapter_state(self._model), load_file(directory / ADAPTER_FILE)
+        if own.keys() != stored.keys() or any(own[name].shape != value.shape for name, value in stored.items()):
+            raise LearnerStopped(f"{directory} holds adapters of other layers or another rank than the recipe's")
+        differences = [(own[name].cpu().float() - value.float()).abs().max() for name, value in stored.items()]
+        return max(map(float, differences))
 
     def _build(self, options: StepOptions, weights: dict[str, Tensor] | None) -> None:
         """The model with these weights, by default the base's, and with the adapters that `options` ask."""

@@ -19,20 +19,31 @@ _FULL = ".full"
 class Writes(Protocol):
     """What writes the policy's files: `learner.policy.Policy`."""
 
+    @property
+    def has_adapter(self) -> bool:
+        """Whether only low-rank adapters learn."""
+
     def write(self, directory: Path) -> None:
         """Every weight, in HuggingFace layout."""
 
+    def write_adapter(self, directory: Path) -> None:
+        """The adapters alone, in peft's layout."""
 
-def filling(policy: Writes, config: LearnerConfig, version: int, full: Version, base: Version) -> Fill:
+
+def filling(policy: Writes, config: LearnerConfig, version: int, full: Version, under: Version) -> Fill:
     """Writes version `version` as the kind that `config.publish` names.
 
     A delta is made from `full`, the newest full version. Where that is `config.full_every` versions back, or the delta
-    would not be smaller, the version is full. An adapter names `base`, version 0.
+    would not be smaller, the version is full. An adapter names `under`, whose weights lie under it; where that is not
+    full, nobody could load the adapter, and the version is full too.
     """
 
     def fill(directory: Path) -> dict[str, Any]:
         more = {"made_on": made_on(config)}
-        if config.publish == "full" or version - full.version >= config.full_every:
+        if config.publish == "adapter" and under.kind == "full":
+            policy.write_adapter(directory)
+            return {"kind": "adapter", "base": _named(under), **more}
+        if config.publish != "delta" or version - full.version >= config.full_every:
             policy.write(directory)
             return {"kind": "full", **more}
         whole = directory / _FULL
@@ -54,7 +65,10 @@ def filling(policy: Writes, config: LearnerConfig, version: int, full: Version, 
 
 def written_files(policy: Writes, kind: str, directory: Path) -> dict[str, dict[str, Any]]:
     """Write the policy as it is seen by who loads a version of this kind; SHA-256 and size of each file."""
-    policy.write(directory)
+    if kind == "adapter":
+        policy.write_adapter(directory)
+    else:
+        policy.write(directory)
     return file_entries(directory)
 
 

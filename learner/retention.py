@@ -171,6 +171,14 @@ def pin(connection: Connection, policy: str, version: int, holder: str) -> bool:
         raise LookupError(f"policy {policy!r} has no version {version}") from err
 
 
+def pin_only(connection: Connection, policy: str, version: int | None, holder: str) -> None:
+    """Have `holder` pin just this version, or none."""
+    statement = text("DELETE FROM weight_pins WHERE policy = :policy AND holder = :holder")
+    connection.execute(statement, {"policy": policy, "holder": holder})
+    if version is not None:
+        pin(connection, policy, version, holder)
+
+
 def unpin(connection: Connection, policy: str, version: int, holder: str) -> bool:
     """Take `holder`'s pin back. False where there was none."""
     statement = text(

@@ -27,7 +27,7 @@ from learner.fold import resume
 from learner.manifest import Lineage, kind_of, manifest_digest
 from learner.micro_batch_log import MicroBatchLog
 from learner.publishing import filling
-from learner.retention import apply_rules, rules_of
+from learner.retention import apply_rules, pin_only, rules_of
 from learner.startup import make_base_version, not_written, wait_for_recipe
 from learner.stored import Version, newest_full, stored_version
 from learner.topic import TopicReader
@@ -48,6 +48,8 @@ _OVERDUE_S = 15.0
 that is off by more than the slack below); then the topic is read from its first record."""
 _CLOCK_SLACK = "1 hour"
 """Records carry the relay's clock, rows the database's. Reading an hour too much costs a second."""
+
+_HOLDER = "the learner, whose adapters are for it"
 
 _NEXT = text(
     f"""
@@ -121,7 +123,12 @@ class _Learner:
         self._policy, self._version, self._manifest = resumed.policy, resumed.version, resumed.manifest_sha256
         # A state that had to be made again is worth saving at once.
         self._state_of = -1 if resumed.replayed else self._version
-        self._base, self._full = in_transaction(engine, stop, self._bases)
+        if config.publish == "adapter" and not self._policy.has_adapter:
+            raise LearnerStopped(
+                f"the recipe of run {config.run!r} trains all weights, so there is no adapter to publish: give it "
+                "[lora], or set HINDSTREAM_LEARNER__PUBLISH to full or delta"
+            )
+        self._under, self._full = in_transaction(engine, stop, self._bases)
         self._consumed = 0
         log.info("policy %s: training goes on from version %d", config.policy, self._version)
 
@@ -198,7 +205,7 @@ class _Learner:
         made = None
         if step.skipped_reason is None:
             try:
-                fill = filling(self._policy, config, lineage.version, self._full, self._base)
+                fill = filling(self._policy, config, lineage.version, self._full, self._under)
                 manifest = checkpoints.write_version(target, lineage, fill, fault=config.fault)
             except OSError as err:
                 raise not_written(lineage.version, err) from err
@@ -238,9 +245,11 @@ class _Learner:
             log.info("micro-batch %d was committed, only the answer had been lost", record.message.seq)
 
     def _bases(self, connection: Connection) -> tuple[Version, Version]:
-        """Version 0, and the newest full version."""
-        place, policy = self._config.weights_dir, self._config.policy
-        return stored_version(connection, place, policy, 0), newest_full(connection, place, policy)
+        """The version whose weights lie under the adapters, which must stay as long as they learn, and the newest full
+        version."""
+        place, policy, under = self._config.weights_dir, self._config.policy, self._policy.under
+        pin_only(connection, policy, under or None, _HOLDER)
+        return stored_version(connection, place, policy, under), newest_full(connection, place, policy)
 
     def _prune(self) -> None:
         config = self._config
@@ -264,6 +273,7 @@ class _Learner:
                 version=self._version,
                 run=self._policy.run,
                 manifest_sha256=self._manifest,
+                under=self._policy.under,
                 trainer=self._policy.trainer.state_dict(),
                 fault=self._config.fault,
             )

@@ -34,18 +34,19 @@ def write_state(
     version: int,
     run: str,
     manifest_sha256: str,
+    under: int = 0,
     trainer: dict[str, Any],
     fault: Callable[[str], None] = no_fault,
 ) -> None:
-    """Keep the state of the version that `manifest_sha256` names, and only the newest few. What an interrupted try left
-    half written goes too: it may be as large as a state.
+    """Keep the state of the version that `manifest_sha256` names, and only the newest few; `under` is the version whose
+    weights lie under its adapters. What an interrupted try left half written goes too: it may be as large as a state.
 
     Raises:
         OSError: it could not be written; the states before are as they were.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / f"{TEMPORARY}{target.name}"
-    state = {"version": version, "run": run, "manifest_sha256": manifest_sha256, "trainer": trainer}
+    state = {"version": version, "run": run, "manifest_sha256": manifest_sha256, "under": under, "trainer": trainer}
     try:
         torch.save(state, temporary)
         fault("mid_state_save")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import IO
 from tests.learner.learning import Learning
 
 ROOT = Path(__file__).parents[2]
+_LONGEST_S = 90.0
+"""A learner here takes a second or two alone."""
 
 
 class Learners:
@@ -26,20 +29,24 @@ class Learners:
             env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
+            bufsize=0,  # a line that lies in a buffer of ours would not be seen by select
         )
 
     def start(self, learning: Learning, **more: object) -> int:
         """A learner's process id. `point`, `count`: where it dies."""
         plain = {name: value for name, value in asdict(learning.config()).items() if name != "fault"} | more
         stdin = self._pipe(self._server.stdin)
-        stdin.write(json.dumps(plain, default=str) + "\n")
-        stdin.flush()
-        return int(self._pipe(self._server.stdout).readline())
+        stdin.write(json.dumps(plain, default=str).encode() + b"\n")
+        self._child = int(self._pipe(self._server.stdout).readline())
+        return self._child
 
     def wait(self) -> int:
-        """The exit code of the learner that was started, or minus the signal that ended it."""
-        return int(self._pipe(self._server.stdout).readline())
+        """The exit code of the learner that was started, or minus the signal that ended it. One that does not end is
+        killed."""
+        stdout = self._pipe(self._server.stdout)
+        if not select.select([stdout], [], [], _LONGEST_S)[0]:
+            os.kill(self._child, signal.SIGKILL)
+        return int(stdout.readline())
 
     def run(self, learning: Learning, **more: object) -> int:
         """Start one and wait for its end."""
@@ -56,6 +63,6 @@ class Learners:
             self._server.wait()
 
     @staticmethod
-    def _pipe(pipe: IO[str] | None) -> IO[str]:
+    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
         assert pipe is not None
         return pipe

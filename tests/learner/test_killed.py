@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +15,9 @@ import torch
 
 from learner.checkpoints import TEMPORARY, policy_dir, version_dir
 from learner.fold import resume
-from learner.manifest import PRUNING, kind_of, result_files
+from learner.manifest import PRUNING, base_of, has_weights, kind_of, result_files
 from learner.trainer_state import read_states, state_file
+from schemas.recipes import recipe_named
 from tests.learner.forking import Learners
 from tests.learner.learner_process import DIED
 from tests.learner.learning import Learning, mixed
@@ -55,7 +56,7 @@ def learners() -> Iterator[Learners]:
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> dict[str, Any]:
-    """What a learner leaves that nobody kills, filled by the first test."""
+    """What the first learner of each kind leaves, the one that nobody kills where all tests run."""
     return {}
 
 
@@ -129,17 +130,89 @@ def test_a_kill_at_any_point_ends_in_the_same_bits(
     assert learners.run(learning, stop_after=left or None, **settings) == 0
     check_ledger(learning)
     now = left_behind(learning)
-    if point is None:
-        uninterrupted |= now
-        assert now["kinds"] == ["full", "delta", "delta", "full", "delta", "delta"]
-        assert now["state of"] == BATCHES
-    elif point == "mid_upload":
+    assert now["kinds"] == ["full", "delta", "delta", "full", "delta", "delta"]
+    assert now["state of"] == BATCHES
+    if point == "mid_upload":
         copies = {path.parent.name for path in (learning.directory / "copies").rglob("manifest.json")}
         assert copies == {f"v{version:06d}" for version in range(BATCHES + 1)}
-        # When a copy is done decides which files retention leaves, nothing else.
-        assert_same({**now, "on disk": None}, {**uninterrupted, "on disk": None})
+        now["on disk"] = None  # when a copy is done decides which files retention leaves, and nothing else
+        assert_same(now, uninterrupted.get("deltas", now) | {"on disk": None})
     else:
-        assert_same(now, uninterrupted)
+        assert_same(now, uninterrupted.setdefault("deltas", now))
+
+
+HINT = {"hint": {"patterns": ["x"], "votes": 0}, "optimizer": {"lr": 1e-3}, "batch": {"max_staleness": 1}}
+COMPANIONS = {
+    "critic": recipe_named("ppo", {"judge": {"votes": 0}, "optimizer": {"lr": 1e-3, "warmup_steps": 4}}),
+    "ema teacher": recipe_named("sdpo", HINT),
+    "best teacher": recipe_named(
+        "sdpo", {**HINT, "judge": {"votes": 0}, "teacher": {"weights": "best", "best_min_samples": 2}}
+    ),
+}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_what_learns_beside_the_policy_comes_back_too(
+    start_learning: Callable[..., Learning],
+    learners: Learners,
+    name: str,
+    killed: bool,
+    uninterrupted: dict[str, Any],
+) -> None:
+    """Killed once before the first state and once after it: critic, teacher and warm-up are where they were."""
+    learning = start_learning(recipe=COMPANIONS[name])
+    batches(learning)
+    for point, count in (("before_commit", 2), ("after_rename", 2)) if killed else ():
+        assert learners.run(learning, point=point, count=count, state_every=2) == DIED
+    assert learners.run(learning, stop_after=BATCHES - committed(learning), state_every=2) == 0
+    assert learning.one("SELECT trained + dropped, balance FROM ledger WHERE run = :run") == (4 * BATCHES, 0)
+    now = left_behind(learning)
+    assert now["state of"] == BATCHES
+    assert_same(now, uninterrupted.setdefault(name, now))
+
+
+LORA = {"judge": {"votes": 0}, "optimizer": {"lr": 1e-2}, "lora": {"rank": 2}}
+
+
+@pytest.mark.parametrize(
+    ("publish", "point"),
+    [
+        ("full", "after_step"),
+        ("full", "after_state_save"),
+        ("adapter", "before_commit"),
+        ("adapter", "mid_state_save"),
+    ],
+)
+def test_adapters_over_an_earlier_runs_weights_come_back_too(
+    learning: Learning, learners: Learners, publish: str, point: str
+) -> None:
+    """A run that trained all weights, then one that trains adapters over what came out: killed, it goes on over the
+    same weights, which retention leaves as long as adapters are for them."""
+    for version in range(2):
+        learning.add_batch(mixed(version), send=False)
+    learning.send()
+    assert learners.run(learning, stop_after=2, keep_last=2) == 0
+    learning.start_run(f"{learning.run}-b", recipe_named("binary-rl", LORA))
+    for version in range(2, 2 + BATCHES):
+        learning.add_batch(mixed(version), send=False)
+    learning.send()
+    settings = {"publish": publish, "keep_last": 2, "state_every": 2}
+    assert learners.run(learning, point=point, count=2, **settings) == DIED
+    assert learners.run(learning, stop_after=BATCHES - committed(learning), **settings) == 0
+    weights = learning.directory / "weights"
+    state = next(read_states(weights, "p", 2 + BATCHES))
+    assert (state["version"], state["under"]) == (2 + BATCHES, 2)
+    shutil.rmtree(policy_dir(weights, "p") / "state")
+    folded = resume(learning.config(), learning.engine, threading.Event())
+    assert folded.replayed == 2 + BATCHES
+    assert_same(folded.policy.trainer.state_dict(), state["trainer"])
+    rows = learning.rows("SELECT version, manifest FROM weight_versions ORDER BY version")
+    kinds = [(kind_of(manifest), base_of(manifest)) for _, manifest in rows]
+    expected = ("adapter", 2) if publish == "adapter" else ("full", None)
+    assert kinds == [("full", None)] * 3 + [expected] * BATCHES
+    there = [v for v, _ in rows if has_weights(version_dir(weights, "p", v))]
+    assert there == [0, 2, BATCHES + 1, BATCHES + 2]
 
 
 def test_a_fold_in_one_go_ends_in_the_same_bits(learning: Learning, learners: Learners) -> None:

@@ -76,7 +76,7 @@ def test_a_recipe_with_other_adapters_goes_on_from_the_version(
 ) -> None:
     policy = trained(base, before)
     policy.write(tmp_path / "before")
-    policy.change_run("two", after)
+    policy.change_run("two", after, 3)
     assert policy.run == "two"
     assert policy.largest_difference(tmp_path / "before") == 0.0
     policy.trainer.train([make_sample(9, reward=1.0, behaviour=-0.5)])  # so much likelier before that no clip stops it
@@ -87,7 +87,7 @@ def test_a_recipe_with_other_adapters_goes_on_from_the_version(
 def test_a_recipe_of_the_same_kind_keeps_the_masters(base: Path, options: StepOptions) -> None:
     policy = trained(base, options)
     masters = [master.clone() for master in policy.trainer.optimizer.masters]
-    policy.change_run("two", replace(options, lr=1e-5))
+    policy.change_run("two", replace(options, lr=1e-5), 3)
     for one, other in zip(masters, policy.trainer.optimizer.masters, strict=True):
         assert torch.equal(one, other)
 
@@ -96,7 +96,7 @@ def test_a_recipe_of_the_same_kind_keeps_the_masters(base: Path, options: StepOp
 @pytest.mark.parametrize("changed", [False, True])
 def test_the_reference_is_version_0_whatever_was_learned(base: Path, options: StepOptions, changed: bool) -> None:
     policy = trained(base, LORA if changed else options)
-    policy.change_run("two", replace(options, kl_coefficient=0.1, lora=options.lora and LoraOptions(rank=2)))
+    policy.change_run("two", replace(options, kl_coefficient=0.1, lora=options.lora and LoraOptions(rank=2)), 3)
     reference = policy.trainer.others.reference
     assert reference is not None
     own = log_probs(policy.trainer.model)
