@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Protocol
 
 from learner.batches import Drop, Loaded, why_not
 from learner.commit import SampleEnd
 from learner.errors import LearnerStopped
 from learner.metrics import Metrics
-from learner.step import PolicyTrainer, StepOptions, StepResult
+from learner.samples import TrainingSample
+from learner.step import StepOptions, StepResult
 from schemas.states import DROP_REASONS
 
 
@@ -27,7 +29,18 @@ class Trained:
     tokens: int
 
 
-def train_batch(trainer: PolicyTrainer, loaded: Sequence[Loaded], *, policy: str, version: int, bound: int) -> Trained:
+class Trains(Protocol):
+    """What takes the step: a trainer, or a policy of several ranks."""
+
+    @property
+    def options(self) -> StepOptions:
+        """Of the recipe."""
+
+    def train(self, samples: Sequence[TrainingSample]) -> StepResult:
+        """See `learner.step.PolicyTrainer.train`."""
+
+
+def train_batch(trainer: Trains, loaded: Sequence[Loaded], *, policy: str, version: int, bound: int) -> Trained:
     """Train what may be trained by weights of `version`.
 
     The samples marked `trained` are all that is needed to take the same step again: what carried no gradient was in no
@@ -46,7 +59,7 @@ def train_batch(trainer: PolicyTrainer, loaded: Sequence[Loaded], *, policy: str
     if places:
         result = trainer.train([loaded[place].sample for place in places])
         metrics, skipped = dict(result.metrics), result.skipped_reason
-        _refuse_gap(trainer.options, result)
+        _refuse_gap(trainer.options, result, loaded)
         for place, silent in zip(places, result.silent, strict=True):
             if silent is not None:
                 drops[place] = Drop(*silent)
@@ -71,14 +84,15 @@ def train_batch(trainer: PolicyTrainer, loaded: Sequence[Loaded], *, policy: str
     return Trained(ends, metrics, skipped, trained, tokens)
 
 
-def _refuse_gap(options: StepOptions, result: StepResult) -> None:
+def _refuse_gap(options: StepOptions, result: StepResult, loaded: Sequence[Loaded]) -> None:
     if result.skipped_reason == "logprob_gap" and options.on_gap == "hold":
         gap, limit = result.metrics["logprob_gap_mean"], options.max_logprob_gap
         raise LearnerStopped(
-            f"engine and trainer differ by {gap:.4g} nats a token on average over the micro-batch, and the recipe "
-            f"allows {limit:g} (loss.max_logprob_gap); it is held and nothing was trained. Look whether the engine "
-            "serves the weights, the precision and the temperature that it says, then start the learner again; or go "
-            'on in a run with a higher limit, or with loss.on_gap = "skip", which drops such micro-batches'
+            f"engine and trainer differ by {gap:.4g} nats a token on average over the {len(loaded)} samples of the "
+            f"micro-batch that begins with {loaded[0].sample.sample_id}, and the recipe allows {limit:g} "
+            "(loss.max_logprob_gap): it is held and nothing was trained. Look whether the engine serves the weights, the "
+            "precision and the temperature that it says, then start the learner again; or go on in a run with a higher "
+            'limit, or with loss.on_gap = "skip", which drops such micro-batches'
         )
 
 
