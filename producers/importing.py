@@ -11,7 +11,7 @@ from typing import Protocol
 from producers.importers.base import Importer, RefusedRow
 from producers.importers.open_files import watched_by
 from schemas.claim_check import BlobStore
-from schemas.envelope import Event, WireRecord, encode, utc_now
+from schemas.envelope import EncodedOnce, Event, WireRecord, encode, utc_now
 from schemas.events import FeedbackGiven, NextStateObserved, SessionClosed, TurnRecorded
 from schemas.publish import Position, PublishFailed
 from schemas.topics import AGENT_EVENTS
@@ -126,9 +126,9 @@ def import_file(
 
 def chunks(events: Iterator[Event], blobs: BlobStore) -> Iterator[list[WireRecord]]:
     """The events as records, some at a time; stamped with the time of now, unless an archive of ours kept theirs."""
-    chunk, size, now = list[WireRecord](), 0, utc_now()
+    chunk, size, now, once = list[WireRecord](), 0, utc_now(), EncodedOnce()
     for event in events:
-        record = encode(event, blobs, recorded_time=now)
+        record = encode(event, blobs, recorded_time=now, once=once)
         chunk.append(record)
         size += len(record.value)
         if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from schemas.claim_check import BlobMissing, DirectoryBlobStore
 from schemas.digests import canonical_json
 from schemas.envelope import (
+    EncodedOnce,
     Event,
     MalformedEvent,
     UnknownEventType,
@@ -30,9 +31,9 @@ from schemas.topics import MAX_EVENT_BYTES
 SAMPLES = Path(__file__).parents[2] / "schemas" / "samples"
 
 
-def turn(content: str = "Paris.", **more: object) -> TurnRecorded:
+def turn(content: str = "Paris.", session_id: str = "s", **more: object) -> TurnRecorded:
     return TurnRecorded(
-        session_id="s",
+        session_id=session_id,
         turn_id="t",
         ordinal=0,
         messages=[{"role": "user", "content": content}],
@@ -199,6 +200,10 @@ def test_the_quick_way_writes_what_the_thorough_way_writes(content: str, more: d
             encode(event(data))
         return
     assert encode(event(data)).value == thorough.value
+    once = EncodedOnce()
+    longer = [*data.messages, {"role": "assistant", "content": "plain"}, *data.messages]
+    for one in (data, msgspec.structs.replace(data, messages=longer), turn(content, session_id="other"), data):
+        assert encode(event(one), once=once).value == encode(event(one)).value
 
 
 def test_an_unknown_type_is_told_apart() -> None:
