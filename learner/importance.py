@@ -110,17 +110,6 @@ def log_ratio(numerator_N: Tensor, denominator_N: Tensor, mask_N: Tensor) -> Ten
     return log_prob_gap(numerator_N, denominator_N, mask_N).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
-def truncated_weight(proximal_N: Tensor, behaviour_N: Tensor, mask_N: Tensor, cap: float) -> Tensor:
-    """min(exp(proximal - behaviour), cap) per token [N], without gradient; 1 where `mask_N` is False.
-
-    Raises:
-        ValueError: `cap` is not positive.
-    """
-    if cap <= 0:
-        raise ValueError(f"the cap of an importance weight must be positive, not {cap}")
-    return log_ratio(proximal_N, behaviour_N, mask_N).detach().exp().clamp(max=cap)
-
-
 def sequence_sum(values_N: Tensor, owners_N: Tensor) -> Tensor:
     """Sum over each sequence, float64 [S], S the largest owner + 1."""
     count = int(owners_N.max()) + 1 if len(owners_N) else 0

@@ -10,7 +10,7 @@ from torch import Tensor
 from vectors import case, flat, inputs, matrix, needs_reference, owners, same
 
 from learner.aggregation import token_weights
-from learner.importance import truncated_weight
+from learner.importance import MismatchSpec, mismatch_weights
 from learner.logprobs import token_log_probs
 from learner.losses.kl import kl_estimate
 from learner.losses.ppo_clip import ppo_clip
@@ -164,4 +164,6 @@ def test_the_batch_normaliser_is_openclaws_rule_where_every_turn_has_a_signal() 
 def test_a_correction_of_one_changes_nothing() -> None:
     """At zero updates and without mismatch the decoupled objective is the plain one."""
     log_probs, mask = torch.tensor([-1.0, -2.0]), torch.ones(2).bool()
-    assert truncated_weight(log_probs, log_probs, mask, 2.0).tolist() == [1.0, 1.0]
+    truncate = MismatchSpec(kind="truncate", high=2.0)
+    weight, _ = mismatch_weights(log_probs, log_probs, mask, torch.zeros(2, dtype=torch.long), truncate)
+    assert weight.tolist() == [1.0, 1.0]
