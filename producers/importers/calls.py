@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from producers.importers.base import Unreadable
 from producers.importers.choices import Answer
 from producers.importers.parts import shown_text
-from producers.importers.threads import Message, same_answer_key
+from producers.importers.threads import Key, Message, message_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,11 @@ class ModelCall:
     sampling: dict[str, Any] = field(default_factory=dict)
     started_at: str | None = None
     ended_at: str | None = None
+
+    @cached_property
+    def keys(self) -> list[Key]:
+        """The key of each message."""
+        return [message_key(message) for message in self.messages]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +65,13 @@ def check_call(messages: list[Message], answers: list[Answer]) -> None:
 def in_order(calls: list[ModelCall]) -> list[ModelCall]:
     """By `order`, but each after all calls whose answers its request holds."""
     waiting = sorted(calls, key=lambda call: call.order)
-    made: dict[str, list[str]] = {}
+    made: dict[str | Key, list[str]] = {}
     for call in waiting:
         for answer in call.answers:
             for tool_call in answer.response.tool_calls:
                 if tool_call.id:
                     made.setdefault(tool_call.id, []).append(call.key)
-            made.setdefault(same_answer_key(answer.message), []).append(call.key)
+            made.setdefault(message_key(answer.message), []).append(call.key)
     needs = {call.key: _needs(call, made) for call in waiting}
     done: set[str] = set()
     ordered: list[ModelCall] = []
@@ -78,15 +84,13 @@ def in_order(calls: list[ModelCall]) -> list[ModelCall]:
     return ordered
 
 
-def _needs(call: ModelCall, made: dict[str, list[str]]) -> set[str]:
+def _needs(call: ModelCall, made: dict[str | Key, list[str]]) -> set[str]:
     """Keys of the calls that must come first: only where one alone can have said what the request holds."""
     needed: set[str] = set()
-    for message in call.messages:
-        names = [message.get("tool_call_id")] if message.get("role") == "tool" else []
-        if message.get("role") == "assistant" and not is_empty(message):
-            names.append(same_answer_key(message))
-        for name in names:
-            makers = made.get(name, []) if isinstance(name, str) else []
+    for message, key in zip(call.messages, call.keys, strict=True):
+        role, said = message.get("role"), message.get("tool_call_id") if message.get("role") == "tool" else key
+        if role == "tool" or (role == "assistant" and not is_empty(message)):
+            makers = made.get(said or "", [])
             needed.update(makers if len(makers) == 1 else [])
     return needed - {call.key}
 

@@ -48,7 +48,8 @@ def model_call(
         request, response = unfolded(sent), unfolded(said)
         messages = _with_system(messages_of(request), system, response)
         answers = [failed_answer()] if said is None else answers_of(response, finish)
-        messages = [{k: v for k, v in message.items() if k != "reasoning"} for message in messages]
+        for message in messages:
+            message.pop("reasoning", None)  # whether an API was sent it again, no log says
         check_call(messages, answers)
         found = tools_of(decoded(tools)) or _tools_in(request) or _tools_in(response)
         check_storable([messages, found, [answer.message for answer in answers], sampling])

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from producers.importers.parts import shown_text
-from schemas.digests import digest_of
-from schemas.text import sanitise
 
 Message = dict[str, Any]
+Key = tuple[Any, ...]
+
+_CACHED = 1 << 12
+"""Argument strings kept: each request repeats those of all before it."""
 
 
-def prefix_key(messages: list[Message]) -> str:
-    """Of a conversation. System messages do not count: tracing tools keep them with some calls and not with others."""
-    said = [_plain(message) for message in messages if message.get("role") not in ("system", "developer")]
-    return digest_of(sanitise(said)[0])
+def message_key(message: Message) -> Key:
+    """Of one message: role, text without surrounding space, calls with their arguments as JSON, the call it answers."""
+    content = message.get("content")
+    calls = tuple(
+        (call.get("id"), call["function"]["name"], _parsed(call["function"]["arguments"]))
+        for call in message.get("tool_calls", [])
+    )
+    text = "" if content is None else shown_text(content).strip()
+    return message.get("role"), text, calls, message.get("tool_call_id")
 
 
-def same_answer_key(message: Message) -> str:
-    """Of one answer alone."""
-    return digest_of(sanitise(_plain(message))[0])
+def conversation_key(keys: Iterable[Key]) -> Key:
+    """Of messages by their keys. System messages do not count: tracing tools keep them with some calls only."""
+    return tuple(key for key in keys if key[0] not in ("system", "developer"))
 
 
-def call_key(name: str, arguments: str | None) -> str:
+def call_key(name: str, arguments: str | None) -> Key:
     """Of a tool call by what it asks for, however its arguments are spaced."""
-    return digest_of(sanitise([name, _parsed(arguments or "{}")])[0])
+    return name, _parsed(arguments or "{}")
 
 
 def last_answer(messages: list[Message]) -> int:
@@ -33,17 +42,8 @@ def last_answer(messages: list[Message]) -> int:
     return max((i for i, message in enumerate(messages) if message.get("role") == "assistant"), default=-1)
 
 
-def _plain(message: Message) -> list[Any]:
-    content = message.get("content")
-    calls = [
-        [call.get("id"), call["function"]["name"], _parsed(call["function"]["arguments"])]
-        for call in message.get("tool_calls", [])
-    ]
-    text = "" if content is None else shown_text(content).strip()
-    return [message.get("role"), text, calls, message.get("tool_call_id")]
-
-
-def _parsed(arguments: str) -> Any:
+@lru_cache(_CACHED)
+def _parsed(arguments: str) -> str:
     """The arguments as JSON printed with sorted keys; as text where they are none."""
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)

@@ -20,7 +20,7 @@ from producers.importers.base import SessionDraft
 from producers.importers.calls import ModelCall, ToolRun, in_order, is_empty
 from producers.importers.choices import Answer
 from producers.importers.parts import shown_text
-from producers.importers.threads import Message, call_key, last_answer, prefix_key, same_answer_key
+from producers.importers.threads import Key, Message, call_key, conversation_key, last_answer, message_key
 from schemas.digests import content_id
 from schemas.events import NextStateKind
 
@@ -63,9 +63,9 @@ class Trace:
         self.turns: list[_Turn] = []
         self.number_of: dict[str, int] = {}
         """Number of the (first) turn that a model call made, by its key."""
-        self._by_prefix: dict[str, _Turn] = {}
+        self._by_prefix: dict[Key, _Turn] = {}
         self._by_call_id: dict[str, _Turn] = {}
-        self._by_answer: dict[str, _Turn] = {}
+        self._by_answer: dict[Key, _Turn] = {}
 
     def place(self, calls: Iterable[ModelCall], runs: Iterable[ToolRun]) -> list[Loose]:
         """Make every turn and next state; returns what could not be put anywhere."""
@@ -99,9 +99,10 @@ class Trace:
             elif role == "user" and not replied and parent is not None:
                 replied = True
                 self._add(parent, _State("user_reply", "user", shown_text(message["content"]), None, call.line))
-        messages = call.messages
+        messages, keys = call.messages, call.keys
         if parent is not None and all(message.get("role") == "tool" for message in messages):
             messages = [*parent.messages, parent.answer.message, *messages]
+            keys = [message_key(message) for message in messages]
         group = content_id("group", self.draft.source, self.draft.session_id, len(self.turns))
         for answer in call.answers:
             number = self.draft.add_turn(
@@ -120,8 +121,9 @@ class Trace:
             turn = _Turn(call, messages, answer, number)
             self.turns.append(turn)
             self.number_of.setdefault(call.key, number)
-            self._by_prefix[prefix_key([*messages, answer.message])] = turn
-            self._by_answer[same_answer_key(answer.message)] = turn
+            said = message_key(answer.message)
+            self._by_prefix[conversation_key([*keys, said])] = turn
+            self._by_answer[said] = turn
             for tool_call in answer.response.tool_calls:
                 if tool_call.id:
                     self._by_call_id[tool_call.id] = turn
@@ -131,12 +133,12 @@ class Trace:
         """The turn that a request continues, and what the request says to it."""
         last = last_answer(call.messages)
         after = call.messages[last + 1 :]
-        if last >= 0 and (found := self._by_prefix.get(prefix_key(call.messages[: last + 1]))):
+        if last >= 0 and (found := self._by_prefix.get(conversation_key(call.keys[: last + 1]))):
             return found, after
         results = [m["tool_call_id"] for m in after if m.get("role") == "tool" and m.get("tool_call_id")]
         found = next((self._by_call_id[name] for name in results if name in self._by_call_id), None)
         if found is None and last >= 0 and not is_empty(call.messages[last]):
-            found = self._by_answer.get(same_answer_key(call.messages[last]))
+            found = self._by_answer.get(call.keys[last])
         return found, after if found is not None else []
 
     def _result(self, call: ModelCall, message: Message, parent: _Turn | None) -> list[Loose]:
