@@ -91,8 +91,8 @@ def _refuse_gap(options: StepOptions, result: StepResult, loaded: Sequence[Loade
             f"engine and trainer differ by {gap:.4g} nats a token on average over the {len(loaded)} samples of the "
             f"micro-batch that begins with {loaded[0].sample.sample_id}, and the recipe allows {limit:g} "
             "(loss.max_logprob_gap): it is held and nothing was trained. Look whether the engine serves the weights, "
-            "the precision and the temperature that it says, then start the learner again; or go on in a run with a higher "
-            'limit, or with loss.on_gap = "skip", which drops such micro-batches'
+            "the precision and the temperature that it says, then start the learner again; or go on in a run with a "
+            'higher limit, or with loss.on_gap = "skip", which drops such micro-batches'
         )
 
 
