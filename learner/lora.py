@@ -88,6 +88,7 @@ def save_adapter(model: Any, directory: Path, base: str | None = None) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     config = model.peft_config[_NAME]
     config.base_model_name_or_path, config.inference_mode = base, True
+    config.target_modules = sorted(config.target_modules)  # a set, which every process would write in another order
     try:
         config.save_pretrained(str(directory))
     finally:

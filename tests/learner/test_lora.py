@@ -83,6 +83,7 @@ def test_peft_reads_what_is_saved(tmp_path: Path) -> None:
     save_adapter(model, tmp_path, base="policy")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["target_modules"] == sorted(config["target_modules"])
     assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, "policy")
     theirs = PeftModel.from_pretrained(tiny_model(), str(tmp_path)).eval()
     ids = torch.arange(1, 20)[None]
