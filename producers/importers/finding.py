@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import glob
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from producers.importers.base import Importer
 from producers.importers.detect import Head, head_of
+
+log = logging.getLogger(__name__)
 
 
 class NotImportable(ValueError):
@@ -72,7 +75,15 @@ def find(given: Iterable[str], importers: Mapping[str, Importer], format_name: s
 
 def candidates(head: Head, importers: Mapping[str, Importer]) -> list[str]:
     """The names of the formats that a file which begins so may have."""
-    return [name for name, importer in importers.items() if importer.sniff(head)]
+    return [name for name, importer in importers.items() if _sniffs(name, importer, head)]
+
+
+def _sniffs(name: str, importer: Importer, head: Head) -> bool:
+    try:
+        return importer.sniff(head)
+    except Exception:  # a fault of one importer, perhaps of another package, must not take the other formats away
+        log.exception("the importer %s failed to look at %s; it counts as none of its files", name, head.name)
+        return False
 
 
 def _expand(text: str, importers: Mapping[str, Importer]) -> Iterator[tuple[Path, bool]]:
