@@ -31,6 +31,10 @@ _NUL = rb"\u0000"
 _REFUSED_ESCAPE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 """Where JSON has none of these escapes, and is UTF-8, its text has nothing to replace: neither may stand in it bare."""
 
+_ONCE_BYTES = 32 << 20
+"""JSON of messages kept at once: a conversation of tens of megabytes. Turns that share no message, as an archive gives
+them, would otherwise keep all of theirs until the session ends."""
+
 _READABLE_DEPTH = 300
 """Writers of ours stop at `schemas.depth.MAX_DEPTH`; others may have gone on. At some 480 levels sanitising reaches
 Python's limit of calls."""
@@ -140,11 +144,12 @@ class EncodedOnce:
         self._session: str | None = None
         # The messages are kept too: as long as they live, no other object has their identity.
         self._known: dict[int, tuple[Any, msgspec.Raw | None]] = {}
+        self._bytes = 0
 
     def messages_of(self, turn: TurnRecorded) -> list[msgspec.Raw] | None:
         """Each message as canonical JSON; None where the text of one is to be replaced."""
-        if turn.session_id != self._session:
-            self._session, self._known = turn.session_id, {}
+        if turn.session_id != self._session or self._bytes > _ONCE_BYTES:
+            self._session, self._known, self._bytes = turn.session_id, {}, 0
         parts = []
         for message in turn.messages:
             known = self._known.get(id(message))
@@ -152,6 +157,7 @@ class EncodedOnce:
                 value = _clean_json(message)
                 known = message, None if value is None else msgspec.Raw(value)
                 self._known[id(message)] = known
+                self._bytes += len(value or b"")
             if known[1] is None:
                 return None
             parts.append(known[1])
