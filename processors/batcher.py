@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('hindstream.batcher/' || %(run)s, 0))"
 """One batcher a run at a time, whichever process it lives in; the lock goes with the transaction."""
 
+READ = "SELECT read FROM replays WHERE run = %(run)s"
+"""Until a replay has read its log, a candidate of a group may not be known yet: which are depends on the moment."""
+
 IN_FLIGHT = "SELECT count(*) FROM micro_batches WHERE run = %(run)s AND state = 'published'"
 
 NEWEST = "SELECT max(version) FROM weight_versions WHERE policy = %(policy)s"
@@ -102,6 +105,8 @@ def next_micro_batch(connection: Connection, run: str, *, max_in_flight: int) ->
         before = decided_before(connection, run)
     chosen: Sequence[Any]
     if needs_of(recipe).groups:
+        if row.kind == "replay" and not connection.exec_driver_sql(READ, {"run": run}).scalar_one():
+            return None
         _must_follow("dropped")
         drop_uninformative(connection, run, recipe, before)
         chosen = oldest_groups(connection, run, recipe, before)

@@ -319,8 +319,10 @@ def _parse(value: bytes | None) -> dict[str, Any]:
         raise MalformedEvent("the record has no value")
     try:
         plain = _loads(value)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as err:
+    except (UnicodeDecodeError, json.JSONDecodeError) as err:
         raise MalformedEvent(f"the value is not JSON: {err}") from err
+    except RecursionError as err:  # where the parser gives up depends on how deep the caller is; the answer must not
+        raise MalformedEvent(f"the value is nested too deeply (over {_READABLE_DEPTH} levels)") from err
     if not isinstance(plain, dict):
         raise MalformedEvent(f"the value is a JSON {type(plain).__name__}, not an object")
     # Token ids are as many as all other values together, and their type is checked anyway.

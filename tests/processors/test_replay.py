@@ -14,7 +14,7 @@ from sqlalchemy import text
 from processors.batcher import next_micro_batch
 from processors.dead_letters import Delivery
 from processors.evaluators.config import EvaluatorsConfig
-from processors.replay.progress import Offsets, ReplayMismatch
+from processors.replay.progress import Counts, Offsets, ReplayMismatch
 from processors.replay.selection import Selection
 from processors.replay.service import Outcome, ReplayConfig, open_replay, run_replay
 from processors.runs import RunMismatch
@@ -280,3 +280,48 @@ async def _until_read(setup: ReplayConfig, log: ListLog) -> None:
 
 def events_of(log: list[Delivery]) -> list[Any]:
     return [decode(one.value, one.headers) for one in log]
+
+
+@pytest.mark.stack
+async def test_groups_wait_until_every_candidate_is_read(recording: Recording) -> None:
+    """Six prompts of three candidates, spread over the log: no group is taken while one of its may be unread."""
+    events: list[Any] = []
+    for candidate in range(3):
+        for group in range(6):
+            name = f"g{group}-{candidate}"
+            words = "thanks" if (group + candidate) % 2 else "wrong"
+            events += [
+                turn(name, name, group_id=f"g{group}"),
+                next_state(f"n-{name}", name, name, content=words),
+                SessionClosed(session_id=name, reason="done"),
+            ]
+    log = deliver(*events)
+    grouped = recipe_named(
+        "grpo",
+        {
+            "judge": {
+                "votes": 0,
+                "rules": [{"pattern": "thanks", "score": 1}, {"pattern": "wrong", "score": -1}],
+            },
+            "batch": {"size": 6},
+        },
+    )
+    stopped = ListLog(log, stop_at=40)
+    setup = config(recording, "second", grouped)
+    open_replay(setup, stopped)
+    stop = asyncio.Event()
+
+    def enough(counts: Counts) -> None:
+        if counts.turns >= 10 and counts.answered == counts.asked:
+            stop.set()
+
+    await asyncio.wait_for(run_replay(setup, stopped, stop, enough), 60)
+    assert batches(recording, "second") == []
+    await replay(setup, ListLog(log))
+    await replay(config(recording, "first", grouped), ListLog(log))
+    made = batches(recording, "first")
+    assert [row[1:] for row in batches(recording, "second")] == [row[1:] for row in made]
+    assert len(made) == 3
+    for _, _, turns in made:
+        assert len({name[:2] for name in turns}) == 2
+        assert len(turns) == 6
