@@ -24,9 +24,9 @@ from learner.sharding import with_weights
 Tile = tuple[int, int]
 """Tokens and vocabulary entries whose logits exist at once."""
 
-CPU_TILE: Tile = (1024, 1024)
-"""4 MB of float32, which the second and third cache levels hold. Fewer tokens would read the head's weight more often,
-and fewer entries make the products too thin."""
+CPU_TILE: Tile = (2048, 1024)
+"""8 MB of float32, which the third level of the cache holds. Fewer tokens would read the head's weight more often, and
+fewer entries make the products too thin."""
 
 CUDA_TILE: Tile = (2048, 32768)
 """256 MB: large products and few launches."""
