@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -107,6 +107,8 @@ class VllmSettings(Section):
     """No compilation and no CUDA graphs: a start in half a minute instead of several. Set false on a GPU."""
     threads: int = Field(default=0, ge=0)
     """OpenMP threads on a CPU; 0 means one a core."""
+    max_lora_rank: int = Field(default=0, ge=0)
+    """Largest rank of a LoRA adapter that the local server can load (8, 16, 32, 64, 128, 256, 320 or 512); 0: none."""
     start_timeout_s: Seconds = 600.0
     """A cold page cache on a busy machine needs minutes to import vLLM; beyond this it is stuck."""
     extra_args: tuple[str, ...] = ()
@@ -161,7 +163,7 @@ class WatchSettings(Section):
 
 class LearnerSettings(Section):
     device: str = "cpu"
-    """cpu, cuda or cuda:N."""
+    """cpu, cuda or cuda:N. With torchrun: cpu, or cuda, of which each rank takes the GPU of its own number."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of the forward and backward pass; the master weights are float32."""
     threads: int = Field(default=0, ge=0)
@@ -267,6 +269,31 @@ def load_settings() -> Settings:
     except ValueError as error:  # a TOML file that does not parse; JSON in a variable that does not
         raise UserError(
             f"the settings cannot be read: {error}; look at {TOML_FILE} and the {PREFIX}* variables"
+        ) from None
+
+
+class Ranks(NamedTuple):
+    """This process as one of several that torchrun started: its number, its number on this machine, and how many."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+def torchrun_ranks() -> Ranks | None:
+    """Which of torchrun's processes this is; None where it is the only one, or torchrun did not start it.
+
+    Raises:
+        UserError: torchrun's variables are there in part, or are no numbers.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return None
+    try:
+        return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+    except (KeyError, ValueError) as error:
+        raise UserError(
+            f"WORLD_SIZE is set, so this seems to be one of several ranks, but {error} is wrong: start them with "
+            "`torchrun --nproc-per-node N -m hindstream learner run`, or unset WORLD_SIZE"
         ) from None
 
 

@@ -1,7 +1,7 @@
-"""What makes two runs over the same samples end in the same bits, beside the samples: threads, device, algorithms.
+"""What makes two runs over the same samples end in the same bits: threads, ranks, device, algorithms.
 
-On a CPU a sum is split among the threads, so its rounding depends on their number. On a GPU some operations add in the
-order in which blocks happen to finish. `--deterministic` refuses those.
+On a CPU a sum is split among the threads, and anywhere among the ranks, so its rounding depends on their number. On a
+GPU some operations add in the order in which blocks happen to finish. `--deterministic` refuses those.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from learner.config import LearnerConfig
+from learner.ranks import world_size
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ def made_on(config: LearnerConfig) -> dict[str, Any]:
         "device": config.device if config.device == "cpu" else torch.cuda.get_device_name(config.device),
         "dtype": config.dtype,
         "threads": torch.get_num_threads(),
+        "ranks": world_size(),
         "tokens_per_forward": config.tokens_per_forward,
         "torch": str(torch.__version__),
         "deterministic": config.deterministic,
@@ -45,7 +47,8 @@ def differences(manifest: Mapping[str, Any], config: LearnerConfig) -> list[str]
     there, here = manifest.get("made_on"), made_on(config)
     if there is None:
         return ["its manifest does not say what it was made with"]
-    names = ("device", "dtype", "tokens_per_forward", "torch")
+    there = {"ranks": 1, **there}
+    names = ("device", "dtype", "ranks", "tokens_per_forward", "torch")
     return [f"{name} {there.get(name)} then, {here[name]} now" for name in names if there.get(name) != here[name]]
 
 

@@ -28,7 +28,7 @@ from learner.errors import LearnerStopped
 from learner.manifest import base_of, has_weights, kind_of, problems, result_files
 from learner.options import step_options
 from learner.policy import Policy
-from learner.trainer_state import read_states
+from learner.trainer_state import read_states, state_file
 from schemas.recipes import InvalidRecipe, Recipe, recipe_from_dict
 from schemas.tables import runs, weight_versions
 
@@ -118,7 +118,7 @@ def fold(
     else:
         policy = make()
     if state:
-        policy.trainer.load_state_dict(state["trainer"])
+        policy.load_state(state_file(config.weights_dir, config.policy, begin))
     _replay(policy, versions[begin + 1 :], options, engine, stop)
     return policy, len(versions) - 1 - begin
 
@@ -163,7 +163,7 @@ def _replay(policy: Policy, versions: list[Any], options: Callable[[str], Any], 
         batch = row.micro_batch_id
         samples = in_transaction(engine, stop, partial(load_trained, micro_batch_id=batch))
         with threads_of(row.manifest):
-            result = policy.trainer.train(samples) if samples else None
+            result = policy.train(samples) if samples else None
         if result is None or result.skipped_reason:
             raise LearnerStopped(
                 f"version {row.version} cannot be made again: its micro-batch {batch} now gives no step "

@@ -75,16 +75,16 @@ def has_adapter(model: Any) -> bool:
     return any(isinstance(module, LoraLayer) for module in model.modules())
 
 
-def adapter_state(model: Any) -> dict[str, Tensor]:
-    """The adapters under the names of peft's files; not copies."""
+def adapter_state(model: Any, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The adapters under the names of peft's files; not copies. `state`: what the model holds, by default its own."""
     # With "auto" peft would ask the hub whether the base model's vocabulary was changed.
-    state = get_peft_model_state_dict(model, adapter_name=_NAME, save_embedding_layers=False)
+    state = get_peft_model_state_dict(model, state_dict=state, adapter_name=_NAME, save_embedding_layers=False)
     return {_PREFIX + name: value.detach() for name, value in state.items()}
 
 
-def save_adapter(model: Any, directory: Path, base: str | None = None) -> None:
+def save_adapter(model: Any, directory: Path, base: str | None = None, state: dict[str, Tensor] | None = None) -> None:
     """Write `adapter_model.safetensors` and `adapter_config.json` as peft and vLLM read them. `base`: how the base
-    model is named in it."""
+    model is named in it. `state`: what the model holds, by default its own."""
     directory.mkdir(parents=True, exist_ok=True)
     config = model.peft_config[_NAME]
     config.base_model_name_or_path, config.inference_mode = base, True
@@ -93,7 +93,7 @@ def save_adapter(model: Any, directory: Path, base: str | None = None) -> None:
         config.save_pretrained(str(directory))
     finally:
         config.inference_mode = False
-    state = {name: value.contiguous().cpu() for name, value in adapter_state(model).items()}
+    state = {name: value.contiguous().cpu() for name, value in adapter_state(model, state).items()}
     save_file(state, directory / ADAPTER_FILE, metadata={"format": "pt"})
 
 
@@ -113,27 +113,25 @@ def load_adapter(model: Any, directory: Path) -> None:
 
 
 @torch.no_grad()
-def merged_state(model: Any) -> dict[str, Tensor]:
-    """The weights of a model that computes the same without adapters, under the names of the base model.
+def merged_state(model: Any, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The weights of a model that computes the same without adapters, under the names of the base model. `state`: what
+    the model holds, by default its own.
 
     A sum W + (alpha / rank) B A is formed in float32 and rounded once to the dtype of W. Layers without an adapter are
     not copied. Of a model without adapters it is the plain state.
     """
     merged: dict[str, Tensor] = {}
     adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    for name, value in model.state_dict().items():
+    state = model.state_dict() if state is None else state
+    for name, value in state.items():
         if ".lora_" in name:
             continue
         layer, base, _ = name.rpartition(".base_layer.weight")
         if base:
-            value = (value.float() + _delta(adapted[layer])).to(value.dtype)
+            a, b = (state[f"{layer}.lora_{each}.{_NAME}.weight"].float() for each in "AB")
+            value = (value.float() + b @ a * float(adapted[layer].scaling[_NAME])).to(value.dtype)
         merged[name.replace(".base_layer.", ".")] = value
     return merged
-
-
-def _delta(layer: Any) -> Tensor:
-    product: Tensor = layer.lora_B[_NAME].weight.float() @ layer.lora_A[_NAME].weight.float()
-    return product * float(layer.scaling[_NAME])
 
 
 def _shape(state: dict[str, Tensor], name: str) -> torch.Size | None:

@@ -34,10 +34,10 @@ def make_others(model: Any, optimizer: MasterAdamW, options: StepOptions, base: 
     critic = None
     if options.needs_critic:
         chosen = options.critic or CriticOptions()
-        valued = base() if chosen.kind == "model" else model
+        valued, device = base() if chosen.kind == "model" else model, next(model.parameters()).device.type
         if valued is not model:
             valued.lm_head = torch.nn.Identity()  # it values states and predicts nothing
-            shard(valued)
+            shard(valued, device)
         critic = Critic(valued, chosen)
     return Others(reference=reference, teacher=teacher, critic=critic)
 
@@ -48,7 +48,7 @@ def base_values(model: Any, base: Callable[[], Any]) -> list[Tensor]:
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     own: dict[str, Tensor] = {}
     if not all(".lora_" in name for name in trained):
-        own = dict(shard(base()).named_parameters())
+        own = dict(shard(base(), next(model.parameters()).device.type).named_parameters())
     return [
         own_part(own[name]).detach() if name in own else torch.zeros_like(own_part(parameter))
         for name, parameter in trained.items()

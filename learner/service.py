@@ -26,13 +26,16 @@ from learner.errors import LearnerStopped
 from learner.fold import resume
 from learner.manifest import Lineage, kind_of, manifest_digest
 from learner.micro_batch_log import MicroBatchLog
+from learner.policy import Policy
 from learner.publishing import filling
+from learner.ranks import rank, ranks_joined
 from learner.retention import apply_rules, pin_only, rules_of
 from learner.startup import make_base_version, not_written, wait_for_recipe
 from learner.stored import Version, newest_full, stored_version
+from learner.together import follow, leading
 from learner.topic import TopicReader
 from learner.train_batch import train_batch
-from learner.trainer_state import state_file, write_state
+from learner.trainer_state import state_file
 from learner.upload import Uploads
 from learner.watching.observers import Observers
 from learner.watching.steps import StepObserver, StepSeen, line
@@ -73,7 +76,8 @@ def run_learner(
     watchers: Sequence[Callable[[], StepObserver]] = (),
 ) -> None:
     """Train until `stop` is set, by SIGTERM or SIGINT too, or `stop_after`; the micro-batch in hand is finished. Each
-    of `watchers` opens one that is shown every step.
+    of `watchers` opens one that is shown every step. As one of several ranks (`config.ranks`) the first does all this,
+    and the others compute with it until it is done.
 
     Raises:
         LearnerStopped: it cannot go on; the message says why and what to do. The version before stays in force.
@@ -84,11 +88,25 @@ def run_learner(
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             handlers[number] = signal.signal(number, lambda *_: stop.set())
-    settle(config)
+    try:
+        settle(config)
+        with ranks_joined(config.ranks, config.device):
+            if rank():
+                follow(Policy)  # also through SIGTERM: the first rank finishes its micro-batch, and that takes all
+            else:
+                _lead(config, stop, watchers)
+    except Stopped:
+        log.info("stopped")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _lead(config: LearnerConfig, stop: threading.Event, watchers: Sequence[Callable[[], StepObserver]]) -> None:
     engine = make_engine(config.database_url, "hindstream-learner")
     observers = Observers(watchers)
     try:
-        with checkpoints.only_writer(config.weights_dir, config.policy):
+        with leading(), checkpoints.only_writer(config.weights_dir, config.policy):
             checkpoints.clear_leftovers(config.weights_dir, config.policy)
             make_base_version(config, engine, stop)
             recipe = wait_for_recipe(config, engine, stop)
@@ -98,13 +116,9 @@ def run_learner(
                 _Learner(config, engine, recipe, stop, uploads, observers).run()
             finally:
                 uploads.finish(config.upload_wait_s)
-    except Stopped:
-        log.info("stopped")
     finally:
         observers.close()
         engine.dispose()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 class _Learner:
@@ -195,7 +209,7 @@ class _Learner:
         target = checkpoints.version_dir(config.weights_dir, config.policy, lineage.version)
         checkpoints.refuse_foreign(target, lineage)
         step = train_batch(
-            self._policy.trainer,
+            self._policy,
             loaded,
             policy=config.policy,
             version=self._version,
@@ -268,13 +282,10 @@ class _Learner:
         if self._state_of == self._version or self._version == 0:
             return
         try:
-            write_state(
+            self._policy.save_state(
                 state_file(self._config.weights_dir, self._config.policy, self._version),
                 version=self._version,
-                run=self._policy.run,
                 manifest_sha256=self._manifest,
-                under=self._policy.under,
-                trainer=self._policy.trainer.state_dict(),
                 fault=self._config.fault,
             )
         except OSError as err:

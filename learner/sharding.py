@@ -23,13 +23,14 @@ from learner.ranks import rank, world_size
 Result = TypeVar("Result")
 
 
-def shard(module: Any) -> Any:
-    """Cut the weights of `module` in place, those of each layer of a decoder (`module.model.layers`) for themselves;
-    gives it back. From then on its weights are whole only inside `with_weights`."""
+def shard(module: Any, device: str | None = None) -> Any:
+    """Cut the weights of `module` in place, those of each layer of a decoder (`module.model.layers`) for themselves,
+    and have this rank's part of them on `device`, by default where they are; gives it back. A module on the CPU is
+    moved layer by layer, so no device ever holds all of it. From then on its weights are whole only inside
+    `with_weights`."""
     if world_size() == 1:
         return module
-    device = next(module.parameters()).device.type
-    mesh = init_device_mesh(device, (world_size(),))
+    mesh = init_device_mesh(torch.device(device or next(module.parameters()).device).type, (world_size(),))
     layers = module.model.layers if hasattr(module, "model") else []
     for unit in [*layers, module]:
         narrow = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in unit.parameters())

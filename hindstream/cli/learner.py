@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +16,7 @@ from hindstream.endpoints import resolve_endpoints
 from hindstream.errors import UserError
 from hindstream.learning import base_model, learner_config
 from hindstream.recipes import run_recipe
-from hindstream.settings import load_settings
+from hindstream.settings import load_settings, torchrun_ranks
 from schemas.database import in_words
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -42,27 +43,34 @@ def run(
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
-    """Train until stopped (Ctrl-C or SIGTERM); the micro-batch in hand is finished first."""
+    """Train until stopped (Ctrl-C or SIGTERM); the micro-batch in hand is finished first.
+
+    On several GPUs: torchrun --nproc-per-node N -m hindstream learner run
+    """
     console = Console(stderr=True)
     _log_to(console, log_level)
     from hindstream.dashboard.watchers import watchers
+    from learner.config import RanksConfig
     from learner.errors import LearnerStopped
     from learner.service import run_learner
 
-    settings = load_settings()
+    settings, ranks = load_settings(), torchrun_ranks()
+    first = ranks is None or ranks.rank == 0  # the others see neither the log nor the database
     endpoints = resolve_endpoints(settings)
     config = learner_config(
         settings,
         endpoints,
         bootstrap_servers=endpoints.bootstrap_servers,
-        model_dir=base_model(settings),
+        model_dir=base_model(settings) if first else Path(),
         recipe_digest=run_recipe(settings).digest(),
         stop_after=stop_after,
         deterministic=settings.learner.deterministic if deterministic is None else deterministic,
+        ranks=None if ranks is None else RanksConfig(**ranks._asdict()),
     )
-    ensure_topics(config.bootstrap_servers, settings.kafka.partitions, settings.kafka.retention_hours)
+    if first:
+        ensure_topics(config.bootstrap_servers, settings.kafka.partitions, settings.kafka.retention_hours)
     try:
-        run_learner(config, watchers=watchers(settings, console))
+        run_learner(config, watchers=watchers(settings, console) if first else ())
     except LearnerStopped as err:
         raise UserError(str(err)) from None
     except DBAPIError as err:

@@ -10,6 +10,7 @@ import pytest
 
 from hindstream.cli.topics import ensure_topics
 from tests.learner.learning import Learning, tiny_model
+from tests.learner.ranks_of import Ranks
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +39,11 @@ def start_learning(migrated_database_url: str, topics: str, tmp_path: Path) -> I
 def learning(start_learning: Callable[..., Learning]) -> Learning:
     """A run of recipe `combine` with staleness 1 allowed."""
     return start_learning()
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Where jobs for several ranks run."""
+    made = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield made
+    made.close()

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learner.config import RanksConfig
+from learner.config import LearnerConfig, RanksConfig
 from learner.optimizer import MasterAdamW
 from learner.options import step_options
 from learner.others import make_others
+from learner.policy import Policy
 from learner.ranks import ranks_joined
 from learner.samples import TrainingSample
+from learner.service import run_learner
 from learner.sharding import shard, whole_state
 from learner.step import PolicyTrainer
+from learner.together import follow, leading
 from schemas.recipes import PRESETS, recipe_named
+from tests.learner.learner_process import DIED
 from tests.learner.test_presets import batch
-from tests.learner.tiny import tiny_model
+from tests.learner.tiny import make_sample, tiny_model
 
 TOKENS = 31
 """Of a forward pass: the batch of `test_presets` takes three, so that two ranks have an empty one among them."""
@@ -72,3 +78,64 @@ def _whole(model: Any, values: list[Tensor]) -> dict[str, Tensor]:
         for part, value in zip(parts, own, strict=True):
             part.copy_(value)
     return whole
+
+
+def learner(ranks: RanksConfig, config: dict[str, Any], dies: list[int] | None = None) -> None:
+    """A learner whose rank `dies[0]` ends as by `kill -9` in its pass number `dies[1]` with gradients."""
+    paths = {name: Path(config.pop(name)) for name in ("model_dir", "weights_dir")}
+    if dies and ranks.rank == dies[0]:
+        _die_in_pass(dies[1])
+    run_learner(LearnerConfig(**config, **paths, ranks=ranks))
+
+
+def _die_in_pass(number: int) -> None:
+    left, collecting = number, MasterAdamW.collecting
+
+    def counted(self: MasterAdamW) -> Any:
+        nonlocal left
+        left -= 1
+        if not left:
+            os._exit(DIED)
+        return collecting(self)
+
+    MasterAdamW.collecting = counted  # type: ignore[method-assign]
+
+
+def policy(ranks: RanksConfig, base: str, place: str, recipe: str, **story: Any) -> dict[str, Any]:
+    """A policy under preset `recipe` that begins with the state at `load`, if any, takes a step for each of `seeds`,
+    and writes itself and its state into `place`."""
+    with ranks_joined(ranks, "cpu"):
+        if ranks.rank:
+            follow(Policy)
+            return {}
+        with leading():
+            return _story(Path(base), Path(place), recipe, **story)
+
+
+def _story(
+    base: Path,
+    place: Path,
+    recipe: str,
+    *,
+    seeds: list[int],
+    load: str | None = None,
+    more: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    options = step_options(recipe_named(recipe, more or {}), TOKENS)
+    policy = Policy(base, run="r", options=options, dtype="float32", device="cpu")
+    if load:
+        policy.load_state(Path(load))
+    for seed in seeds:
+        samples = [make_sample(seed + place, reward=(-1.0) ** place) for place in range(5)]
+        samples = [
+            replace(sample, group_id="g", staleness=0, hinted_prompt_ids=sample.prompt_ids.repeat(2))
+            for sample in samples
+        ]
+        assert policy.train(samples).skipped_reason is None
+    place.mkdir(parents=True)
+    policy.write(place / "version")
+    if policy.has_adapter:
+        policy.write_adapter(place / "adapter")
+    policy.save_state(place / "state" / "v000001.pt", version=1, manifest_sha256="m")
+    difference = policy.largest_difference(place / "version")
+    return {"difference": difference, "tokens": sum(len(sample.response_ids) for sample in samples)}

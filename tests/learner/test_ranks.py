@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,14 +13,6 @@ from tests.learner import rank_jobs
 from tests.learner.ranks_of import Ranks
 
 ALONE = RanksConfig(rank=0, local_rank=0, world_size=1)
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Where ranks are forked from."""
-    made = Ranks(tmp_path_factory.mktemp("ranks"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
