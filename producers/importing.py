@@ -11,7 +11,8 @@ from typing import Protocol
 from producers.importers.base import Importer, RefusedRow
 from producers.importers.open_files import watched_by
 from schemas.claim_check import BlobStore
-from schemas.envelope import EncodedOnce, Event, WireRecord, encode, utc_now
+from schemas.encoded_once import EncodedOnce
+from schemas.envelope import Event, WireRecord, encode, utc_now
 from schemas.events import FeedbackGiven, NextStateObserved, SessionClosed, TurnRecorded
 from schemas.publish import Position, PublishFailed
 from schemas.topics import AGENT_EVENTS

@@ -20,20 +20,17 @@ import msgspec
 from schemas.claim_check import BlobMissing, BlobStore
 from schemas.depth import nested_deeply
 from schemas.digests import canonical_json, digest_of
+from schemas.encoded_once import EncodedOnce, clean_json
 from schemas.events import EVENT_TYPES, TYPE_OF, EventData, TurnRecorded
 from schemas.text import from_raw, raw_of, sanitise, sanitise_text
 from schemas.topics import MAX_EVENT_BYTES
+from schemas.unknown_fields import difference, merge
 
 SPEC_VERSION = "1.0"
 CONTENT_TYPE = b"application/json"
 
-_NUL = rb"\u0000"
 _REFUSED_ESCAPE = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 """Where JSON has none of these escapes, and is UTF-8, its text has nothing to replace: neither may stand in it bare."""
-
-_ONCE_BYTES = 32 << 20
-"""JSON of messages kept at once: a conversation of tens of megabytes. Turns that share no message, as an archive gives
-them, would otherwise keep all of theirs until the session ends."""
 
 _READABLE_DEPTH = 300
 """Writers of ours stop at `schemas.depth.MAX_DEPTH`; others may have gone on. At some 480 levels sanitising reaches
@@ -130,38 +127,7 @@ def new_event(
 def data_to_dict(data: msgspec.Struct, unknown: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The JSON-like dict of `data` with the unknown fields merged back."""
     plain: dict[str, Any] = msgspec.to_builtins(data)
-    return _merge(plain, unknown) if unknown else plain
-
-
-class EncodedOnce:
-    """The messages of one session as JSON, each written once however many turns carry it: the turns of a conversation
-    of n messages carry n² of them.
-
-    For a caller that changes no message once it has given it away; they are told apart by identity.
-    """
-
-    def __init__(self) -> None:
-        self._session: str | None = None
-        # The messages are kept too: as long as they live, no other object has their identity.
-        self._known: dict[int, tuple[Any, msgspec.Raw | None]] = {}
-        self._bytes = 0
-
-    def messages_of(self, turn: TurnRecorded) -> list[msgspec.Raw] | None:
-        """Each message as canonical JSON; None where the text of one is to be replaced."""
-        if turn.session_id != self._session or self._bytes > _ONCE_BYTES:
-            self._session, self._known, self._bytes = turn.session_id, {}, 0
-        parts = []
-        for message in turn.messages:
-            known = self._known.get(id(message))
-            if known is None:
-                value = _clean_json(message)
-                known = message, None if value is None else msgspec.Raw(value)
-                self._known[id(message)] = known
-                self._bytes += len(value or b"")
-            if known[1] is None:
-                return None
-            parts.append(known[1])
-        return parts
+    return merge(plain, unknown) if unknown else plain
 
 
 def encode(
@@ -223,7 +189,7 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]], blobs: Blo
         data = msgspec.convert(plain, struct, strict=True)
     except msgspec.ValidationError as err:
         raise MalformedEvent(f"{event_type} {event_id}: {err}") from err
-    unknown = _difference(plain, msgspec.to_builtins(data))
+    unknown = difference(plain, msgspec.to_builtins(data))
     return Event(
         id=event_id,
         source=source,
@@ -293,20 +259,11 @@ def _value_of(event: Event, once: EncodedOnce | None) -> bytes:
     data = event.data
     if not event.unknown:
         if once is not None and isinstance(data, TurnRecorded) and (parts := once.messages_of(data)) is not None:
-            if _clean_json(msgspec.structs.replace(data, messages=[])) is not None:
+            if clean_json(msgspec.structs.replace(data, messages=[])) is not None:
                 return canonical_json(msgspec.structs.replace(data, messages=parts))
-        elif (value := _clean_json(data)) is not None:
+        elif (value := clean_json(data)) is not None:
             return value
     return canonical_json(_sanitised(data_to_dict(data, event.unknown)))
-
-
-def _clean_json(value: Any) -> bytes | None:
-    """Canonical JSON; None where there may be text to replace: also where it merely shows such an escape."""
-    try:
-        plain = canonical_json(value)
-    except ValueError:  # a lone surrogate
-        return None
-    return None if _NUL in plain else plain
 
 
 def _parse(value: bytes | None) -> dict[str, Any]:
@@ -346,32 +303,3 @@ def _sanitised(plain: dict[str, Any]) -> dict[str, Any]:
         clean["raw"] = raw_of(plain)
     result: dict[str, Any] = clean
     return result
-
-
-def _difference(plain: Any, known: Any) -> Any:
-    """What `plain` has and `known` lacks, as nested dicts; list items are compared by position."""
-    if isinstance(plain, dict) and isinstance(known, dict):
-        out = {}
-        for name, item in plain.items():
-            if name not in known:
-                out[name] = item
-            # What is equal has the same names: compared in C, since most of an event is equal.
-            elif item != known[name] and (rest := _difference(item, known[name])):
-                out[name] = rest
-        return out
-    if isinstance(plain, list) and isinstance(known, list):
-        rests = {str(i): r for i, (a, b) in enumerate(zip(plain, known, strict=False)) if (r := _difference(a, b))}
-        return rests
-    return {}
-
-
-def _merge(plain: Any, unknown: Mapping[str, Any]) -> Any:
-    if isinstance(plain, list):
-        return [_merge(item, unknown[str(i)]) if str(i) in unknown else item for i, item in enumerate(plain)]
-    out = dict(plain)
-    for name, item in unknown.items():
-        if name in out and isinstance(item, dict) and isinstance(out[name], (dict, list)):
-            out[name] = _merge(out[name], item)
-        else:
-            out.setdefault(name, item)
-    return out

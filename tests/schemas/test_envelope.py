@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from schemas.claim_check import BlobMissing, DirectoryBlobStore
 from schemas.digests import canonical_json
+from schemas.encoded_once import EncodedOnce
 from schemas.envelope import (
-    EncodedOnce,
     Event,
     MalformedEvent,
     UnknownEventType,
