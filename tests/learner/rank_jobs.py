@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hindstream.cli.learner import app
 from learner.config import LearnerConfig, RanksConfig
 from learner.optimizer import MasterAdamW
 from learner.options import step_options
@@ -25,6 +26,9 @@ from schemas.recipes import PRESETS, recipe_named
 from tests.learner.learner_process import DIED
 from tests.learner.test_presets import batch
 from tests.learner.tiny import make_sample, tiny_model
+
+NOWHERE = "127.0.0.1:1"
+"""Where nobody listens."""
 
 TOKENS = 31
 """Of a forward pass: the batch of `test_presets` takes three, so that two ranks have an empty one among them."""
@@ -81,11 +85,27 @@ def _whole(model: Any, values: list[Tensor]) -> dict[str, Tensor]:
 
 
 def learner(ranks: RanksConfig, config: dict[str, Any], dies: list[int] | None = None) -> None:
-    """A learner whose rank `dies[0]` ends as by `kill -9` in its pass number `dies[1]` with gradients."""
+    """A learner whose rank `dies[0]` ends as by `kill -9` in its pass number `dies[1]` with gradients. Only the first
+    rank is told where the log and the database are."""
+    if ranks.rank:
+        config |= {"bootstrap_servers": NOWHERE, "database_url": f"postgresql+psycopg://{NOWHERE}/x"}
     paths = {name: Path(config.pop(name)) for name in ("model_dir", "weights_dir")}
     if dies and ranks.rank == dies[0]:
         _die_in_pass(dies[1])
     run_learner(LearnerConfig(**config, **paths, ranks=ranks))
+
+
+def command(ranks: RanksConfig, environment: dict[str, str], arguments: list[str], port: int) -> None:
+    """`hindstream ARGUMENTS` with the variables that torchrun sets."""
+    os.environ.update(
+        environment,
+        RANK=str(ranks.rank),
+        LOCAL_RANK=str(ranks.local_rank),
+        WORLD_SIZE=str(ranks.world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    app(arguments, standalone_mode=False)
 
 
 def _die_in_pass(number: int) -> None:
