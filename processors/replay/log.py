@@ -24,9 +24,10 @@ Offsets = dict[int, int]
 _POLL_MS = 500
 _BOOTSTRAP_MS = 10_000
 _BUFFERED = 2_000
-"""Records kept of one partition while another one is behind. Beyond it the partition is paused, so that memory does not
-grow with the distance between the two."""
-_FETCH_BYTES = 4 * 1024 * 1024
+"""Records taken from one partition at once. The next ones are asked for when these are used up, so that memory does not
+grow with the distance between two partitions."""
+_FETCH_BYTES = 1024 * 1024
+"""A consumer holds twice that of its partition; a record is no larger."""
 
 
 class LogAway(RuntimeError):
@@ -49,19 +50,10 @@ class LogRange:
     """
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        self._topic = topic
+        self._bootstrap_servers, self._topic = bootstrap_servers, topic
+        self._readers: dict[int, Any] = {}
         try:
-            self._consumer: Any = KafkaConsumer(
-                bootstrap_servers=bootstrap_servers.split(","),
-                client_id="hindstream-replay",
-                group_id=None,
-                enable_auto_commit=False,
-                auto_offset_reset="none",
-                allow_auto_create_topics=False,
-                bootstrap_timeout_ms=_BOOTSTRAP_MS,
-                max_poll_records=_BUFFERED,
-                max_partition_fetch_bytes=_FETCH_BYTES,
-            )
+            self._consumer = self._connect()
             numbers = self._consumer.partitions_for_topic(topic)
         except KafkaError as err:
             raise LogAway(f"no answer from the broker at {bootstrap_servers} ({type(err).__name__}: {err})") from err
@@ -95,10 +87,8 @@ class LogRange:
         position = {part.partition: starts.get(part.partition, 0) for part in self._partitions}
         open_ = {p for p in position if position[p] < ends.get(p, 0)}
         self._refuse_gone(position, open_)
-        self._partitions = [part for part in self._partitions if part.partition in open_]
-        self._consumer.assign(self._partitions)
-        for part in self._partitions:
-            self._consumer.seek(part, position[part.partition])
+        for p in sorted(open_):
+            self._readers[p] = self._reader(p, position[p])
         while not stop.is_set():
             ready = [p for p in waiting if waiting[p]]
             if not open_ and not ready:
@@ -108,11 +98,13 @@ class LogRange:
                 yield _delivery(waiting[p][0]), waiting[p][0].timestamp
                 waiting[p].popleft()
                 continue
-            self._poll(waiting, position, open_, ends)
+            for p in sorted(open_.difference(ready)):
+                self._fill(p, waiting[p], open_, ends[p])
 
     def close(self) -> None:
-        """Close the connection."""
-        self._consumer.close()
+        """Close the connections."""
+        for consumer in (*self._readers.values(), self._consumer):
+            consumer.close()
 
     def __enter__(self) -> LogRange:
         return self
@@ -122,21 +114,34 @@ class LogRange:
     ) -> None:
         self.close()
 
-    def _poll(
-        self, waiting: dict[int, deque[Any]], position: Offsets, open_: set[int], ends: Mapping[int, int]
-    ) -> None:
-        for part in self._partitions:
-            full = part.partition not in open_ or len(waiting[part.partition]) >= _BUFFERED
-            (self._consumer.pause if full else self._consumer.resume)(part)
-        for part, records in self._consumer.poll(timeout_ms=_POLL_MS).items():
-            for record in records:
-                if record.offset < ends[part.partition]:
-                    waiting[part.partition].append(record)
-                position[part.partition] = record.offset + 1
-        for part in self._partitions:
-            # The client's own position also passes what a compacted or transactional log leaves out.
-            if part.partition in open_ and self._consumer.position(part) >= ends[part.partition]:
-                open_.discard(part.partition)
+    def _connect(self) -> Any:
+        return KafkaConsumer(
+            bootstrap_servers=self._bootstrap_servers.split(","),
+            client_id="hindstream-replay",
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            allow_auto_create_topics=False,
+            bootstrap_timeout_ms=_BOOTSTRAP_MS,
+            max_poll_records=_BUFFERED,
+            max_partition_fetch_bytes=_FETCH_BYTES,
+        )
+
+    def _reader(self, partition: int, offset: int) -> Any:
+        """A consumer of one partition alone. One for all would have to pause those that are ahead, and kafka-python
+        3.0's then stops fetching the others too, for ever."""
+        consumer, part = self._connect(), TopicPartition(self._topic, partition)
+        consumer.assign([part])
+        consumer.seek(part, offset)
+        return consumer
+
+    def _fill(self, partition: int, waiting: deque[Any], open_: set[int], end: int) -> None:
+        consumer, part = self._readers[partition], TopicPartition(self._topic, partition)
+        for records in consumer.poll(timeout_ms=_POLL_MS).values():
+            waiting.extend(record for record in records if record.offset < end)
+        # The client's position also passes what a compacted or transactional log leaves out.
+        if consumer.position(part) >= end:
+            open_.discard(partition)
 
     def _at(self, moment: datetime, ends: Offsets) -> Offsets:
         wanted = {part: int(moment.timestamp() * 1000) for part in self._partitions}
