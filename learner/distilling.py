@@ -46,7 +46,9 @@ def distil(
     teacher_N = _served(samples) if measured.teacher is None else measured.teacher
     plain_N, plain_mask_N = distillation_advantage(teacher_N, behaviour_N)
     if spec.of_entries:
-        logged_N = torch.where(plain_mask_N & mask_N, plain_N, 0.0)
+        # Beside a behaviour that nobody knows a gain is not known, and is no gain of 0.
+        known_N = torch.where(behaviour_N.isnan(), torch.nan, 0.0)
+        logged_N = torch.where(plain_mask_N & mask_N, plain_N, known_N)
         if measured.entries is None:
             return Taught(logged_N, mask_N)
         return _over_entries(logged_N, mask_N, measured.entries, options)

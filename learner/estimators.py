@@ -9,7 +9,7 @@ Shapes: B samples, N response tokens of the micro-batch, samples in order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +19,11 @@ from learner.advantages.batch_baseline import batch_baseline_advantage
 from learner.advantages.gae import gae
 from learner.advantages.group import group_advantage, leave_one_out_advantage
 from learner.advantages.mirror_descent import mirror_descent_advantage
+from learner.advantages.preference import Pair, preference_advantage
 from learner.advantages.returns import returns_to_go, token_rewards
 from learner.advantages.session_baseline import session_baseline_advantage
 from learner.advantages.whitening import whiten
+from learner.losses.dpo import PairLoss
 from learner.step_options import AdvantageOptions
 
 
@@ -32,7 +34,8 @@ class Credit:
     `rewards` [B]: None where there is none, or the sample does not count. `groups`, `earlier` [B]: see
     `TrainingSample`. `mask` bool [N]: tokens that may be trained. `lengths` [B]: response tokens of each sample.
     `kl` float32 [N]: KL to the reference, where it is taken from the reward by `kl_coefficient`; None while it is not
-    known. `values` float32 [N]: the critic's; None while they are not known.
+    known. `values` float32 [N]: the critic's; `own` and `reference` float32 [N]: log-probs of the policy before the
+    step and of the base model; None while they are not known. `pairs` [B]: see `TrainingSample.pair`.
     """
 
     rewards: list[float | None]
@@ -44,6 +47,9 @@ class Credit:
     kl: Tensor | None = None
     kl_coefficient: float = 0.0
     values: Tensor | None = None
+    own: Tensor | None = None
+    reference: Tensor | None = None
+    pairs: Sequence[Pair | None] = ()
 
     def penalised(self) -> list[float | None]:
         """Rewards less the KL summed over each sample's tokens."""
@@ -63,11 +69,12 @@ class Credit:
 @dataclass(frozen=True, eq=False)
 class Credited:
     """`advantage` float32 [N] and `mask` bool [N]: False, and 0, where it says nothing. `returns` float32 [N]: what a
-    critic learns, where there is one."""
+    critic learns, where there is one. `pairs`: loss and margin of pairs, where they are compared and known."""
 
     advantage: Tensor
     mask: Tensor
     returns: Tensor | None = None
+    pairs: PairLoss | None = None
 
 
 Estimator = Callable[[Credit], Credited]
@@ -151,6 +158,25 @@ def _of_values(credit: Credit) -> Credited:
     return Credited(advantage_N, mask_N, returns_N)
 
 
+def _of_liked(credit: Credit) -> Credited:
+    """1 for what was rewarded above 0. Nothing else is imitated, and nothing is pushed away."""
+    liked = [reward is not None and math.isfinite(reward) and reward > 0 for reward in credit.rewards]
+    return _by_sample(credit, torch.ones(len(liked)), torch.tensor(liked))
+
+
+def _of_every(credit: Credit) -> Credited:
+    """1 for every token, whatever the reward."""
+    return Credited(credit.mask.float(), credit.mask)
+
+
+def _of_pairs(credit: Credit) -> Credited:
+    owners_N = torch.arange(len(credit.lengths)).repeat_interleave(torch.tensor(credit.lengths))
+    found = preference_advantage(
+        credit.pairs, credit.mask, owners_N, credit.own, credit.reference, beta=credit.options.beta
+    )
+    return Credited(found.advantage, found.mask, pairs=found.pairs)
+
+
 ESTIMATORS: dict[str, Estimator] = {
     "reward": _of_reward,
     "group": _of_group,
@@ -158,6 +184,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "batch": _of_batch,
     "session": _of_session,
     "gae": _of_values,
+    "liked": _of_liked,
+    "every": _of_every,
+    "pairs": _of_pairs,
 }
 """By the name in a recipe's `advantage.kind`."""
 

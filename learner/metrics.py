@@ -39,8 +39,15 @@ def objective_metrics(objective: Objective) -> Metrics:
     for name, (advantage_N, mask_N) in objective.signals.items():
         values = masked(advantage_N, mask_N)
         metrics[f"{name}_tokens"] = float(values.numel())
+        values = values[~values.isnan()]  # not known, where a loss over entries reads none
         metrics[f"{name}_advantage_mean"] = _mean(values)
         metrics[f"{name}_advantage_std"] = finite(float(values.std(unbiased=False))) if values.numel() else None
+    if objective.pairs is not None:
+        margin = objective.pairs.margin.double()
+        metrics["pairs"] = float(margin.numel())
+        metrics["pair_loss"] = _mean(objective.pairs.loss.double())
+        metrics["pair_margin"] = _mean(margin)
+        metrics["pair_accuracy"] = _mean((margin > 0).double())
     return metrics
 
 
@@ -57,10 +64,20 @@ def log_prob_metrics(
 
     The tokens are samples of the behaviour, so it is the first argument of its KL: k1 = l_old - l_new.
     The gap compares the trainer's log-probs before the step with the engine's as sampled, so it holds both the
-    numerical mismatch and the distance that the weights have moved since (see staleness).
+    numerical mismatch and the distance that the weights have moved since (see staleness). What is told of the behaviour
+    is told of the tokens whose behaviour is known.
     """
     if not kept_N.any():
         return {}
+    known_N = kept_N & ~behaviour_N.isnan()
+    metrics: Metrics = _beside_the_behaviour(new_N, behaviour_N, known_N) if known_N.any() else {}
+    if reference_N is not None:
+        metrics["reference_kl"] = _mean(masked(kl_estimate(new_N, reference_N, kept_N, "k3"), kept_N))
+    metrics["entropy"] = _mean(masked(entropy_N, kept_N))
+    return metrics
+
+
+def _beside_the_behaviour(new_N: Tensor, behaviour_N: Tensor, kept_N: Tensor) -> Metrics:
     gap = masked(new_N - behaviour_N, kept_N)
     ratio = gap.exp()
     with np.errstate(invalid="ignore"):  # beside a ratio of infinity a percentile may be none
@@ -73,7 +90,4 @@ def log_prob_metrics(
     metrics["logprob_gap_max"] = finite(float(gap.abs().max()))
     for estimator in ("k1", "k3"):
         metrics[f"kl_{estimator}"] = _mean(masked(kl_estimate(behaviour_N, new_N, kept_N, estimator), kept_N))
-    if reference_N is not None:
-        metrics["reference_kl"] = _mean(masked(kl_estimate(new_N, reference_N, kept_N, "k3"), kept_N))
-    metrics["entropy"] = _mean(masked(entropy_N, kept_N))
     return metrics

@@ -27,6 +27,7 @@ from learner.aggregation import token_weights
 from learner.distilling import Taught, distil
 from learner.estimators import ESTIMATORS, Credit, Credited
 from learner.importance import mismatch_weights
+from learner.losses.dpo import PairLoss
 from learner.losses.kl import kl_estimate
 from learner.measured import Measured
 from learner.samples import TrainingSample
@@ -51,12 +52,13 @@ class Component:
 class Objective:
     """Everything of a micro-batch that is known before the pass with gradient.
 
-    `behaviour` float32 [N]; `owners` int64 [N]: the sample of each token; `lengths`: response tokens of each sample;
-    `kept` bool [N] where any component has a token, with `kept_weight` float32 [N] for terms that every kept token
-    shares (KL, entropy); `signals`: advantage and mask of each signal alone, for the log; `measured`: the models'
-    log-probs; `correction` float32 [N]: weight of each token for the gap between engine and trainer, None where it
-    is not known yet or nothing weighs. `rejected` bool [N]: masked because of that gap. `returns` float32 [N] and
-    `returns_weight`: what a critic learns.
+    `behaviour` float32 [N], NaN where no log-probs of a sampler are known; `owners` int64 [N]: each token's sample;
+    `lengths`: response tokens of each sample; `kept` bool [N] where any component has a token, with `kept_weight`
+    float32 [N] for terms that every kept token shares (KL, entropy); `signals`: advantage and mask of each signal
+    alone, for the log; `measured`: the models' log-probs; `correction` float32 [N]: weight of each token for the gap
+    between engine and trainer, None where it is not known yet or nothing weighs. `rejected` bool [N]: masked because of
+    that gap. `returns` float32 [N] and `returns_weight`: what a critic learns. `pairs`: loss and margin of the pairs
+    that are compared, before the step.
     """
 
     behaviour: Tensor
@@ -71,6 +73,7 @@ class Objective:
     rejected: Tensor
     returns: Tensor | None = None
     returns_weight: Tensor | None = None
+    pairs: PairLoss | None = None
 
     def carried(self) -> list[bool]:
         """For each sample whether any token of it carries a gradient."""
@@ -85,9 +88,9 @@ def build_objective(
 ) -> Objective:
     """The objective of `samples`, in their order.
 
-    A sample whose `use` is False, or a truncated one where `train_truncated` is False, is masked: it counts in no
-    baseline and no normaliser. Without `measured` the advantages that need a model are not those that are trained, but
-    the masks hold everything that can be said without one.
+    A sample whose `use` is False, or a truncated one where `train_truncated` is False (unless a person corrected it),
+    is masked: it counts in no baseline and no normaliser. Without `measured` the advantages that need a model are not
+    those that are trained, but the masks hold everything that can be said without one.
 
     Raises:
         InvalidSample: a sample must not be trained.
@@ -96,10 +99,11 @@ def build_objective(
     counts = []
     for place, sample in enumerate(samples):
         sample.check()
-        counts.append((use is None or use[place]) and (options.train_truncated or not sample.truncated))
+        whole = options.train_truncated or not sample.truncated or sample.correction_ids is not None
+        counts.append((use is None or use[place]) and whole)
     lengths = [len(sample.response_ids) for sample in samples]
     tokens = torch.tensor(lengths)
-    behaviour_N = torch.cat([torch.from_numpy(sample.response_logprobs.copy()) for sample in samples])
+    behaviour_N = torch.cat([_behaviour(sample) for sample in samples])
     owners_N = torch.arange(len(samples)).repeat_interleave(tokens)
     usable_N = torch.tensor(counts).repeat_interleave(tokens)
 
@@ -131,7 +135,14 @@ def build_objective(
         rejected=usable_N & ~alive_N,
         returns=credited.returns,
         returns_weight=None if credited.returns is None else weights(signals["rl"][1]),
+        pairs=credited.pairs if options.w_rl else None,
     )
+
+
+def _behaviour(sample: TrainingSample) -> Tensor:
+    if sample.response_logprobs is None:
+        return torch.full((len(sample.response_ids),), torch.nan)
+    return torch.from_numpy(sample.response_logprobs.copy())
 
 
 def _components(
@@ -182,6 +193,9 @@ def _credited(
             kl=kl_N,
             kl_coefficient=options.kl_coefficient,
             values=measured.values,
+            own=measured.proximal,
+            reference=measured.reference,
+            pairs=[sample.pair for sample in samples],
         )
     )
 

@@ -71,7 +71,7 @@ def log_weights(path: Sequence[RecordedTurn], candidate: Sequence[NDArray[np.flo
     """Of each turn the sum over its tokens of candidate minus recorded log-prob, float64 [turns], nats."""
     return np.array(
         [
-            float((scores.astype(np.float64) - turn.sample.response_logprobs.astype(np.float64)).sum())
+            float((scores.astype(np.float64) - np.asarray(turn.sample.response_logprobs, np.float64)).sum())
             for turn, scores in zip(path, candidate, strict=True)
         ]
     )

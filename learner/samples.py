@@ -28,12 +28,16 @@ class TrainingSample:
     `teacher_topk_ids` int32 [R, K] and `teacher_topk_logprobs` float32 [R, K]: the teacher's K likeliest entries in
     each place. `group_id`: the candidates of one prompt share it. `earlier_rewards`: rewards of the session's turns
     before this one that the run has put into micro-batches, in order; None where a turn has none.
+
+    Of a turn that is known as text alone the ids are the tokenizer's and `response_logprobs` is None. `pair`: name of
+    the pair that it is compared in, and whether it is the better one. `correction_ids` int32: what a person wrote in
+    its place, the better one of a pair of its own.
     """
 
     sample_id: str
     prompt_ids: NDArray[np.int32]
     response_ids: NDArray[np.int32]
-    response_logprobs: NDArray[np.float32]
+    response_logprobs: NDArray[np.float32] | None
     reward: float | None = None
     teacher_logprobs: NDArray[np.float32] | None = None
     truncated: bool = False
@@ -43,6 +47,8 @@ class TrainingSample:
     teacher_topk_logprobs: NDArray[np.float32] | None = None
     group_id: str | None = None
     earlier_rewards: tuple[float | None, ...] = ()
+    pair: tuple[str, bool] | None = None
+    correction_ids: NDArray[np.int32] | None = None
 
     def check(self) -> None:
         """Refuse what cannot be trained; nothing is ever padded or cut to fit.
@@ -54,11 +60,11 @@ class TrainingSample:
         length = len(self.response_ids)
         if not len(self.prompt_ids) or not length:
             raise InvalidSample("no_tokens", f"{len(self.prompt_ids)} prompt ids, {length} response ids")
-        if len(self.response_logprobs) != length:
+        if self.response_logprobs is not None and len(self.response_logprobs) != length:
             raise InvalidSample(
                 "logprob_length_mismatch", f"{len(self.response_logprobs)} log-probs for {length} response ids"
             )
-        if not np.isfinite(self.response_logprobs).all():
+        if self.response_logprobs is not None and not np.isfinite(self.response_logprobs).all():
             raise InvalidSample("non_finite_logprob", "a behaviour log-prob is not finite")
         for scores in (self.teacher_logprobs, self.teacher_topk_ids, self.teacher_topk_logprobs):
             if scores is not None and len(scores) != length:

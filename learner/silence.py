@@ -40,13 +40,19 @@ def why_silent(samples: Sequence[TrainingSample], objective: Objective, options:
 
 def _has_reward(sample: TrainingSample, options: StepOptions) -> bool:
     reward = sample.reward
+    if options.compares_pairs:
+        return sample.pair is not None
     if not options.w_rl or reward is None or not math.isfinite(reward):
+        return False
+    if options.advantage.kind == "liked":
         return False
     return options.advantage.kind != "reward" or reward != 0
 
 
 def _compared(sample: TrainingSample, options: StepOptions) -> str:
     kind = options.advantage.kind
+    if kind == "pairs":
+        return "the other answer of its pair is not trained"
     if kind in ("group", "leave_one_out"):
         group = "of no group" if sample.group_id is None else f"of group {sample.group_id}"
         return f"reward {sample.reward:g} {group}: alone in it, or no candidate was rewarded otherwise"

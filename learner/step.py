@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from learner.collate import Forward
+from learner.corrections import with_corrections
 from learner.importance import mismatch_weights
 from learner.logprobs import response_scores
 from learner.losses.kl import kl_estimate
@@ -104,8 +105,9 @@ class PolicyTrainer:
         Raises:
             InvalidSample: a sample must not be trained; nothing has changed.
         """
+        turns, samples = samples, with_corrections(samples)
         ready = prepare(self.model, self.others, samples, self.options)
-        objective, forwards, silent = ready.objective, ready.forwards, ready.silent
+        objective, forwards, silent = ready.objective, ready.forwards, ready.silent[: len(turns)]
         metrics = objective_metrics(objective) | {"rejected_tokens": float(ready.rejected)}
         if not objective.components:
             return StepResult(metrics, "masked_batch", silent)
@@ -128,6 +130,7 @@ class PolicyTrainer:
                 if self.options.measures:
                     metrics["mismatch_weight_mean"] = finite(done.weight / float(objective.kept.sum()))
                 metrics |= {f"{name}_loss": finite(value) for name, value in done.by_component.items()}
+                metrics |= self._loss_of_pairs(objective, done)
                 if self._beyond(log_prob_gap(done.new, objective.behaviour, objective.kept)):
                     self.optimizer.discard()
                     return StepResult(metrics, "logprob_gap", silent)
@@ -166,6 +169,13 @@ class PolicyTrainer:
             "critic": others.critic if options.needs_critic else None,
         }
         return {name: other for name, other in found.items() if other is not None}
+
+    def _loss_of_pairs(self, objective: Objective, done: _Pass) -> Metrics:
+        """The loss whose gradient the step takes; what the pass summed has that gradient and another value."""
+        if objective.pairs is None:
+            return {}
+        rl = self.options.w_rl * float(objective.pairs.loss.double().mean())
+        return {"rl_loss": finite(rl), "loss": finite(done.loss - done.by_component["rl"] + rl)}
 
     def _beyond(self, gap: float | None) -> bool:
         limit = self.options.max_logprob_gap

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from learner.critic import CriticOptions
     from learner.lora import LoraOptions
 
-Surrogate = Literal["ppo_clip", "gspo", "cispo", "mirror", "band"]
+Surrogate = Literal["ppo_clip", "gspo", "cispo", "mirror", "band", "nll"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,7 @@ class AdvantageOptions:
     overlong_limit: int | None = None
     overlong_buffer: int = 64
     overlong_factor: float = 1.0
+    beta: float = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,12 @@ class StepOptions:
     def needs_reference(self) -> bool:
         """Whether a reference model's log-probs are read."""
         extrapolates = self.w_opd != 0 and self.distillation.kind == "extrapolated" and self.distillation.scale != 1
-        return self.kl_coefficient != 0 or extrapolates
+        return self.kl_coefficient != 0 or extrapolates or self.compares_pairs
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether the advantage compares two answers to the same messages."""
+        return self.w_rl != 0 and self.advantage.kind == "pairs"
 
     @property
     def needs_critic(self) -> bool:
@@ -134,11 +140,10 @@ class StepOptions:
     @property
     def needs_own_scores(self) -> bool:
         """Whether the trainer's log-probs before the step must be known before the loss: what is masked by them counts
-        in no normaliser, and the student's likeliest entries are chosen by them."""
+        in no normaliser, the student's likeliest entries are chosen by them, and pairs are weighed by them."""
         masks = any(measure.kind != "truncate" for measure in self.measures)
-        return masks or (
-            self.needs_entries and (self.distillation.entries == "student" or self.distillation.kind == "topk")
-        )
+        of_student = self.distillation.entries == "student" or self.distillation.kind == "topk"
+        return masks or (self.needs_entries and of_student) or self.compares_pairs
 
     @property
     def needs_measuring(self) -> bool:

@@ -16,6 +16,7 @@ from learner.losses.cispo import cispo
 from learner.losses.clip_loss import ClipLoss
 from learner.losses.gspo import gspo
 from learner.losses.mirror_descent import mirror_descent
+from learner.losses.nll import nll
 from learner.losses.ppo_clip import ppo_clip
 from learner.losses.topk_divergence import topk_divergence
 from learner.losses.topk_surrogate import topk_surrogate
@@ -82,12 +83,18 @@ def _band(tokens: Tokens, advantage: Tensor, mask: Tensor, options: StepOptions)
     return band(tokens.new, tokens.old, advantage, mask, alpha=options.band_low, beta=options.band_high)
 
 
+def _nll(tokens: Tokens, advantage: Tensor, mask: Tensor, options: StepOptions) -> ClipLoss:
+    never = torch.zeros_like(mask)
+    return ClipLoss(nll(tokens.new, mask, advantage), torch.ones_like(tokens.new), never, never)
+
+
 SURROGATES: dict[str, Surrogate] = {
     "ppo_clip": _ppo_clip,
     "gspo": _gspo,
     "cispo": _cispo,
     "mirror": _mirror,
     "band": _band,
+    "nll": _nll,
 }
 """By the name in a recipe's `loss.surrogate`."""
 

@@ -30,8 +30,8 @@ _FILES = (
 """What the ids depend on; those that a model has."""
 
 _TODAY = datetime(2024, 7, 26, tzinfo=UTC)
-"""Some templates write the day into the system message. A rebuild on another day must make the same ids, so it is always
-this one, which those templates take where nobody tells them."""
+"""Some templates write the day into the system message. A rebuild on another day must make the same ids, so it is
+always this one, which those templates take where nobody tells them."""
 
 _PROBE = "hindstream_probe"
 
@@ -74,8 +74,8 @@ class ChatTokens:
         """The ids of a request's messages (`schemas.chat.prompt_of`) and of their answer (`schemas.chat.answer_of`).
 
         The prompt is what a server would have rendered; the response is what follows it up to and with the token that
-        ends the turn, so what a template writes after that (a line's end) is no part of it. `whole`: the answer ended of
-        itself; one that was cut off has no such token.
+        ends the turn, so what a template writes after that (a line's end) is no part of it. `whole`: the answer ended
+        of itself; one that was cut off has no such token.
 
         Raises:
             NotTokenised: an image, a call or a role that the template does not write, an empty or too long turn.
@@ -92,9 +92,9 @@ class ChatTokens:
         if not full.startswith(prompt):
             raise NotTokenised("not_renderable", "the policy's chat template writes the prompt otherwise once answered")
         prompt_ids, full_ids = self._ids(prompt), self._ids(full)
-        if full_ids[: len(prompt_ids)] == prompt_ids:
-            rest = full_ids[len(prompt_ids) :]
-        else:  # a token reaches over the border, which no engine samples: the prompt's ids were fixed before the answer
+        rest = full_ids[len(prompt_ids) :]
+        if full_ids[: len(prompt_ids)] != prompt_ids:
+            # A token reaches over the border, which no engine samples: the prompt's ids were fixed before the answer.
             rest = self._ids(full[len(prompt) :])
         response_ids = self._up_to_the_end(rest, whole=whole)
         if not response_ids or not prompt_ids:

@@ -21,6 +21,7 @@ MATH = (
     "aggregation",
     "collate",
     "companions",
+    "corrections",
     "critic",
     "distilling",
     "estimators",

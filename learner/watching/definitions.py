@@ -95,6 +95,20 @@ _ALL: list[Definition] = [
     Definition("kl_k3", "nats", "kl", "KL(behaviour || policy) a token, low-variance estimate, never negative."),
     Definition("reference_kl", "nats", "kl", "KL(policy || reference model) a token before the step, never negative."),
     Definition("entropy", "nats", "kl", "Mean entropy of the next token. Falling to 0, the policy collapses."),
+    # Pairs of answers.
+    Definition("pairs", "", "pairs", "Pairs of answers that were compared."),
+    Definition(
+        "pair_loss", "", "pairs",
+        "Mean -log sigmoid(margin) over pairs before the step. 0.69: told apart no better than by the base model.",
+    ),
+    Definition(
+        "pair_margin", "", "pairs",
+        "Mean margin: beta times what the policy gained over the base model on the better answer, less on the worse.",
+    ),
+    Definition(
+        "pair_accuracy", "", "pairs",
+        "Share of pairs whose better answer gained more over the base model than the worse: before the first step 0.",
+    ),
     # The critic.
     Definition("value_loss", "", "critic", "The critic's loss at its first step on the micro-batch."),
     Definition("value_clip_fraction", "", "critic", "Share of values that moved as far as their clip allows."),

@@ -31,6 +31,8 @@ def check(recipe: Recipe) -> None:
         *_advantage(recipe),
         *_distillation(recipe),
         *_loss(recipe),
+        *_likelihood(recipe),
+        *_text(recipe),
     ]
     if problems:
         raise InvalidRecipe(f"recipe {recipe.name!r}: " + "; ".join(problems))
@@ -46,7 +48,7 @@ def _not_finite(plain: Any, path: str) -> Iterator[str]:
 
 def _signals(recipe: Recipe) -> Iterator[str]:
     judge, hint = recipe.judge, recipe.hint
-    if judge is None and hint is None:
+    if judge is None and hint is None and recipe.teacher is None:
         yield "neither judge nor hint: every turn would be dropped"
     if judge and not judge.code and judge.votes < 1:
         yield "judge: code is false and votes is 0, so nothing could score a turn"
@@ -56,13 +58,18 @@ def _signals(recipe: Recipe) -> Iterator[str]:
         yield "hint.context is empty: give the text that the teacher sees, or leave the field out"
     if hint and hint.context is None and not hint.patterns and hint.votes < 1:
         yield "hint: no context, no patterns and no votes, so no hint could be found"
-    if (hint is None) != (recipe.teacher is None):
+    if hint is not None and recipe.teacher is None:
         yield "hint and teacher go together: a hint is only used through a teacher's scores"
+    if hint is None and recipe.teacher is not None and recipe.teacher.weights != "server":
+        yield (
+            f"teacher.weights {recipe.teacher.weights!r} without a hint: the policy's own weights have nothing to "
+            "teach it about a prompt that it reads itself"
+        )
     if not recipe.loss.w_rl and not recipe.loss.w_opd:
         yield "loss.w_rl and loss.w_opd are both 0: nothing would be trained"
     if recipe.loss.w_rl and judge is None:
         yield "loss.w_rl is set but there is no judge; set it to 0"
-    if recipe.loss.w_opd and hint is None:
+    if recipe.loss.w_opd and recipe.teacher is None:
         yield "loss.w_opd is set but there is no hint; set it to 0"
 
 
@@ -129,6 +136,43 @@ def _loss(recipe: Recipe) -> Iterator[str]:
         yield "loss.mismatch has a measure that weighs: set loss.decoupled = true"
     for place, measure in enumerate(loss.mismatch):
         yield from _measure(f"loss.mismatch[{place}]", measure)
+
+
+def _likelihood(recipe: Recipe) -> Iterator[str]:
+    """Of recipes that imitate and compare answers, whoever gave them."""
+    kind, loss = recipe.advantage.kind, recipe.loss
+    if not loss.w_rl:
+        return
+    if kind in ("liked", "every", "pairs") and loss.surrogate != "nll":
+        yield f"advantage.kind {kind!r} weighs the likelihood of given tokens: set loss.surrogate to 'nll'"
+    if kind != "pairs":
+        return
+    if loss.aggregation != "sequence_sum":
+        yield "loss.aggregation: advantage.kind 'pairs' compares sums over answers; set it to 'sequence_sum'"
+    if loss.normaliser != "component":
+        yield "loss.normaliser: advantage.kind 'pairs' has a loss of its own; set it to 'component'"
+    if recipe.optimizer.steps != 1:
+        yield "optimizer.steps: advantage.kind 'pairs' weighs each pair before the step; set it to 1"
+
+
+def _text(recipe: Recipe) -> Iterator[str]:
+    """What reads the log-probs of whoever answered cannot be had of text."""
+    loss = recipe.loss
+    if recipe.batch.tokens != "text":
+        return
+    reads = [
+        ("loss.surrogate", bool(loss.w_rl) and loss.surrogate != "nll", "set it to 'nll'"),
+        ("distillation.kind", bool(loss.w_opd) and recipe.distillation.kind != "divergence", "set it to 'divergence'"),
+        ("hint", recipe.hint is not None, "a hint goes into the prompt ids that a turn saw, so leave it out"),
+        ("loss.tis_cap", loss.tis_cap is not None, "leave it out"),
+        ("loss.mismatch", bool(loss.mismatch), "leave it out"),
+        ("loss.decoupled", loss.decoupled is not None, "leave it out"),
+        ("loss.max_logprob_gap", loss.max_logprob_gap is not None, "leave it out"),
+        ("loss.kl_in", bool(loss.kl_coefficient) and loss.kl_in == "reward", "set it to 'loss'"),
+    ]
+    for field, wrong, what in reads:
+        if wrong:
+            yield f"{field}: batch.tokens 'text' knows no sampled ids and log-probs; {what}"
 
 
 def _measure(path: str, measure: MismatchSpec) -> Iterator[str]:

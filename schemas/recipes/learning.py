@@ -16,13 +16,18 @@ class BatchSpec(Spec, frozen=True, kw_only=True):
     Where the advantage compares a group's candidates, a micro-batch holds whole groups, `size` samples at least. A
     group is whole when none of its recorded candidates is still being judged, and `group_size` of them are recorded
     (None: as many as there are).
+
+    `tokens`: "sampled" trains turns whose ids and log-probs the engine gave. "text" trains also those that are known as
+    text alone; the learner makes their ids by the policy's tokenizer and chat template. No loss may then read the log-
+    probs of whoever answered, so weight versions and their bound say nothing.
     """
 
-    later: ClassVar[tuple[str, ...]] = ("group_size",)
+    later: ClassVar[tuple[str, ...]] = ("group_size", "tokens")
 
     size: AtLeastOne = 16
     max_staleness: Count = 4
     group_size: Annotated[int, Meta(ge=2)] | None = None
+    tokens: Literal["sampled", "text"] = "sampled"
 
 
 class AdvantageSpec(Spec, frozen=True, kw_only=True):
@@ -30,8 +35,11 @@ class AdvantageSpec(Spec, frozen=True, kw_only=True):
 
     `std`: divide by the standard deviation of the group or batch (false: Dr. GRPO). `gamma`, `gae_lambda` and
     `whiten` (bring the micro-batch's advantages to mean 0 and variance 1) are GAE's. With `overlong_limit` an answer
-    loses up to `overlong_factor` of its reward over its last `overlong_buffer` tokens before that length.
+    loses up to `overlong_factor` of its reward over its last `overlong_buffer` tokens before that length. `beta` scales
+    the implicit reward of "pairs".
     """
+
+    later: ClassVar[tuple[str, ...]] = ("beta",)
 
     kind: str = "reward"
     std: bool = True
@@ -41,6 +49,7 @@ class AdvantageSpec(Spec, frozen=True, kw_only=True):
     overlong_limit: AtLeastOne | None = None
     overlong_buffer: AtLeastOne = 64
     overlong_factor: Positive = 1.0
+    beta: Positive = 0.1
 
 
 class DistillationSpec(Spec, frozen=True, kw_only=True):
@@ -104,7 +113,8 @@ class LossSpec(Spec, frozen=True, kw_only=True):
 
     `surrogate`: "ppo_clip"; "gspo" (one ratio a sequence); "cispo" (the weight is clipped, never the gradient);
     "mirror" (mirror descent: no clip, a squared log-ratio weighed by `mirror_tau` / 2); "band" (a token whose
-    log-ratio leaves [`band_low`, `band_high`] gives no gradient).
+    log-ratio leaves [`band_low`, `band_high`] gives no gradient); "nll" (no ratio: the negative log-likelihood of each
+    token, times its advantage).
 
     `decoupled`: the ratio is to the trainer's log-probs before the step, so the clip bounds only the step itself, and
     at a micro-batch's first step every ratio is 1; what lies between those and the behaviour is left to the measures of
@@ -143,7 +153,7 @@ class LossSpec(Spec, frozen=True, kw_only=True):
     aggregation_constant: Positive | None = None
     normaliser: Literal["component", "batch"] = "component"
     train_truncated: bool = True
-    surrogate: Literal["ppo_clip", "gspo", "cispo", "mirror", "band"] = "ppo_clip"
+    surrogate: Literal["ppo_clip", "gspo", "cispo", "mirror", "band", "nll"] = "ppo_clip"
     mirror_tau: NotNegative = 0.1
     band_low: Annotated[float, Meta(lt=0)] = -0.5
     band_high: Positive = 0.5

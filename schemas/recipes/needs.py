@@ -12,13 +12,20 @@ from schemas.recipes.specs import Recipe
 class Needs:
     """`zero_counts`: a reward of 0 can carry a gradient. `groups`: micro-batches hold whole groups. `session`: rewards
     of the session's earlier turns. `hinted_prompt`: the prompt with the hint in it, for a teacher in the learner.
-    `reference`: the base model's log-probs."""
+    `reference`: the base model's log-probs. `liked_only`: only a reward above 0 is a signal. `unrewarded`: an answer is
+    one, whatever its reward. `pairs`: micro-batches hold pairs of answers. `text`: a turn needs no token ids.
+    `prompt_scores`: the teacher reads no hint."""
 
     zero_counts: bool
     groups: bool
     session: bool
     hinted_prompt: bool
     reference: bool
+    liked_only: bool = False
+    unrewarded: bool = False
+    pairs: bool = False
+    text: bool = False
+    prompt_scores: bool = False
 
 
 def needs_of(recipe: Recipe) -> Needs:
@@ -29,6 +36,13 @@ def needs_of(recipe: Recipe) -> Needs:
         zero_counts=rl and advantage.zero_counts,
         groups=rl and advantage.whole_groups,
         session=rl and advantage.session_rewards,
-        reference=recipe.loss.kl_coefficient != 0 or (opd and recipe.distillation.kind == "extrapolated"),
+        reference=recipe.loss.kl_coefficient != 0
+        or (opd and recipe.distillation.kind == "extrapolated")
+        or (rl and advantage.pairs),
         hinted_prompt=opd and recipe.teacher is not None and recipe.teacher.weights != "server",
+        liked_only=rl and advantage.liked_only,
+        unrewarded=rl and advantage.unrewarded,
+        pairs=rl and advantage.pairs,
+        text=recipe.batch.tokens == "text",
+        prompt_scores=opd and recipe.hint is None,
     )

@@ -42,7 +42,11 @@ class Recipe(Spec, frozen=True, kw_only=True):
 
     def signals(self) -> tuple[str, ...]:
         """The evaluations that each turn needs, in the order in which they can start."""
-        return (*(("reward",) if self.judge else ()), *(("hint", "teacher") if self.hint else ()))
+        return (
+            *(("reward",) if self.judge else ()),
+            *(("hint",) if self.hint else ()),
+            *(("teacher",) if self.teacher else ()),
+        )
 
     def digest(self) -> str:
         """SHA-256 of the recipe's canonical JSON, description left out: words change nothing."""

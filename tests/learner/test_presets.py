@@ -22,7 +22,9 @@ from learner.step import PolicyTrainer
 from learner.step_options import StepOptions
 from schemas.recipes import PRESETS, recipe_named
 
-REWARDED = [name for name, recipe in PRESETS.items() if recipe.loss.w_rl]
+IMITATING = ("liked", "pairs")
+"""Advantages that need more than a reward of each sign, or look at one sign alone: see test_offline_losses.py."""
+REWARDED = [name for name, recipe in PRESETS.items() if recipe.loss.w_rl and recipe.advantage.kind not in IMITATING]
 TAUGHT = [name for name, recipe in PRESETS.items() if recipe.loss.w_opd]
 OWN_TEACHER = [name for name in TAUGHT if (teacher := PRESETS[name].teacher) and teacher.weights != "server"]
 K = 16
@@ -99,8 +101,8 @@ def batch() -> list[TrainingSample]:
     """Two groups, taught turns, a turn of no use; some off-policy, all of different lengths."""
     stale = make_sample(3, response=4, reward=1.0, behaviour=-4.0)
     return [
-        scored(1, 1.0, response=7),
-        scored(2, -1.0, response=2),
+        replace(scored(1, 1.0, response=7), pair=("g", True)),
+        replace(scored(2, -1.0, response=2), pair=("g", False)),
         replace(stale, group_id="h", earlier_rewards=(-1.0, None, 1.0)),
         scored(4, -1.0, "h", response=9),
         replace(hinted(5), reward=1.0, group_id="h"),

@@ -35,7 +35,7 @@ def samples() -> list[TrainingSample]:
         scores = np.log(np.full((length, 8), 0.1, np.float32))
         found.append(
             replace(
-                one, group_id="g", hinted_prompt_ids=np.array([5, 6, 7], np.int32),
+                one, group_id="g", pair=("g", reward > 0), hinted_prompt_ids=np.array([5, 6, 7], np.int32),
                 teacher_topk_ids=ids, teacher_topk_logprobs=scores,
             )
         )  # fmt: skip
@@ -51,7 +51,7 @@ def logged(options: StepOptions) -> Metrics:
     loaded = [Loaded(sample, "policy", 3) for sample in samples()]
     done = train_batch(trainer, loaded, policy="policy", version=4, bound=4)
     assert done.skipped_reason is None
-    assert done.metrics["reward_mean"] == 0.0
+    assert done.metrics["reward_mean"] == (1.0 if options.advantage.kind == "liked" else 0.0)
     assert done.metrics["staleness_mean"] == 1.0
     return done.metrics
 

@@ -104,11 +104,30 @@ def test_every_field_that_is_not_at_its_default_changes_the_digest(overrides: di
         ({"hint": {"context": " "}}, "hint.context is empty"),
         ({"hint": {"votes": 0}}, "no context, no patterns and no votes"),
         ({"loss": {"clip_high": "0.3"}}, "loss.clip_high: Expected `float`, got `str`"),
+        ({"advantage": {"kind": "liked"}}, "set loss.surrogate to 'nll'"),
+        ({"batch": {"tokens": "text"}}, "loss.surrogate: batch.tokens 'text' knows no sampled ids and log-probs"),
+        ({"batch": {"tokens": "text"}}, "distillation.kind: batch.tokens 'text' .*; set it to 'divergence'"),
+        ({"batch": {"tokens": "text"}, "loss": {"tis_cap": 2}}, "loss.tis_cap: .*; leave it out"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_field(overrides: dict[str, Any], match: str) -> None:
     with pytest.raises(InvalidRecipe, match=match):
         recipe_named("combine", overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "match"),
+    [
+        ({"loss": {"aggregation": "token_mean"}}, "compares sums over answers; set it to 'sequence_sum'"),
+        ({"loss": {"normaliser": "batch"}}, "has a loss of its own; set it to 'component'"),
+        ({"optimizer": {"steps": 2}}, "weighs each pair before the step; set it to 1"),
+        ({"advantage": {"beta": 0}}, "advantage.beta 0 must be above 0"),
+        ({"teacher": {"weights": "ema"}}, "teacher.weights 'ema' without a hint"),
+    ],
+)
+def test_pairs_that_cannot_be_compared_so_are_refused(overrides: dict[str, Any], match: str) -> None:
+    with pytest.raises(InvalidRecipe, match=match):
+        recipe_named("dpo", overrides)
 
 
 def test_overrides_are_json_where_they_are_json() -> None:
@@ -122,6 +141,9 @@ def test_needs_say_what_the_data_must_hold() -> None:
     assert {name for name, need in needs.items() if need.groups} == {"grpo", "dr-grpo", "best-of-n", "k1.5", "k2.5"}
     assert {name for name, need in needs.items() if need.session} == {"session-baseline"}
     assert {name for name, need in needs.items() if need.hinted_prompt} == {"sdpo"}
-    assert {name for name, need in needs.items() if need.reference} == {"ppo", "g-opd", "exopd"}
+    assert {name for name, need in needs.items() if need.reference} == {"ppo", "g-opd", "exopd", "dpo"}
+    assert {name for name, need in needs.items() if need.text} == {"sft", "dpo", "kd"}
+    assert {name for name, need in needs.items() if need.pairs} == {"dpo"}
+    assert {name for name, need in needs.items() if need.prompt_scores} == {"kd"}
     assert not any(needs[name].zero_counts for name in ("binary-rl", "combine", "opd", "sdpo"))
     assert all(needs[name].zero_counts for name in ("grpo", "reinforce++", "ppo", "session-baseline"))
