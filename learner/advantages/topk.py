@@ -30,7 +30,6 @@ def topk_advantage(teacher_NK: Tensor | None, behaviour_NK: Tensor, *, clip: flo
     if teacher_NK.shape != behaviour_NK.shape:
         raise ValueError(f"teacher scores {tuple(teacher_NK.shape)} for student entries {tuple(behaviour_NK.shape)}")
     likely_NK = torch.isfinite(behaviour_NK)
-    behaviour_NK = torch.where(likely_NK, behaviour_NK, 0.0)
     mask_NK = likely_NK & ~torch.isnan(teacher_NK)
     share_NK = torch.where(likely_NK, behaviour_NK.exp(), 0.0)
     share_NK = share_NK / share_NK.sum(-1, keepdim=True).clamp_min(torch.finfo(share_NK.dtype).tiny)

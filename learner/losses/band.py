@@ -29,7 +29,7 @@ def band(new_N: Tensor, old_N: Tensor, advantage_N: Tensor, mask_N: Tensor, *, a
     log_N = log_ratio(new_N, old_N.detach(), mask_N)
     loss_N = -log_N.clamp(alpha, beta).exp() * torch.where(mask_N, advantage_N, 0.0)
     return ClipLoss(
-        loss=torch.where(mask_N, loss_N, 0.0),
+        loss=loss_N,
         ratio=log_N.exp(),
         clipped_high=mask_N & (log_N > beta),
         clipped_low=mask_N & (log_N < alpha),

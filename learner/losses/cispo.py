@@ -27,7 +27,7 @@ def cispo(
     weight_N = ratio_N.clamp(1 - clip_low, 1 + clip_high)
     loss_N = -weight_N * torch.where(mask_N, advantage_N, 0.0) * known(new_N, mask_N)
     return ClipLoss(
-        loss=torch.where(mask_N, loss_N, 0.0),
+        loss=loss_N,
         ratio=ratio_N,
         clipped_high=mask_N & (ratio_N > 1 + clip_high),
         clipped_low=mask_N & (ratio_N < 1 - clip_low),

@@ -42,7 +42,7 @@ def gspo(
     bounded_N = ratio_N.clamp(1 - clip_low, 1 + clip_high)
     loss_N = torch.maximum(-ratio_N * advantage_N, -bounded_N * advantage_N)
     return ClipLoss(
-        loss=torch.where(mask_N, loss_N, 0.0),
+        loss=loss_N,
         ratio=torch.where(mask_N, ratio_N, 1.0),
         clipped_high=mask_N & (advantage_N > 0) & (ratio_N > 1 + clip_high),
         clipped_low=mask_N & (advantage_N < 0) & (ratio_N < 1 - clip_low),

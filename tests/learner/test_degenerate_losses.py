@@ -217,6 +217,16 @@ def test_no_gradient_reaches_what_was_before_the_step(name: str) -> None:
     assert gradient is None or gradient.abs().max() == 0
 
 
+@pytest.mark.parametrize("name", ["value", "value, free", "nll"])
+def test_no_gradient_reaches_a_return_or_a_weight(name: str) -> None:
+    """A critic's returns hold its own values; they are a target, not something to be moved."""
+    given = batch()
+    target, new = given.advantage.clone().requires_grad_(), given.new.clone().requires_grad_()
+    loss = LOSSES[name](replace(given, new=new, advantage=target)).sum()
+    (gradient,) = torch.autograd.grad(loss, target, allow_unused=True)
+    assert gradient is None
+
+
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "dpo"])
 def test_a_sequences_losses_do_not_depend_on_the_others(name: str) -> None:
     given = batch()

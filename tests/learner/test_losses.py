@@ -99,6 +99,7 @@ def test_mirror_descent_pulls_back_to_where_the_step_began() -> None:
     loss = mirror_descent(new, old, tensor(0.5, 0.5, 0.5), whole(3), tau=0.25)
     assert loss.tolist() == pytest.approx([0.0, -0.5 * 2 + 0.125 * 4, -0.5 * 30 + 0.125 * 900])
     assert gradient(loss, new) == pytest.approx([-0.5, -0.5 + 0.5, -0.5 + 7.5])
+    assert gradient(mirror_descent(new, old, tensor(0.5, 0.5, 0.5), whole(3), tau=0.0), new) == [-0.5] * 3
     with pytest.raises(ValueError, match="negative"):
         mirror_descent(new, old, tensor(0, 0, 0), whole(3), tau=-1)
 
@@ -113,6 +114,8 @@ def test_a_band_stops_a_token_on_either_side_whatever_its_advantage() -> None:
     assert result.loss.tolist() == pytest.approx([-low, -1.0, -high, low, high])
     assert result.clipped_low.tolist() == [True, False, False, True, False]
     assert result.clipped_high.tolist() == [False, False, True, False, True]
+    within = band(new, old, tensor(3.0, 3.0, 3.0, 3.0, 3.0), whole(5), alpha=-2.0, beta=2.0)
+    assert within.loss.tolist() == pytest.approx((-3 * gaps.exp()).tolist())
     for alpha, beta in ((0.1, 0.5), (-0.5, -0.1), (0.0, 0.5)):
         with pytest.raises(ValueError, match="must hold 0"):
             band(new, old, gaps, whole(5), alpha=alpha, beta=beta)
@@ -151,6 +154,8 @@ def test_pairs_by_hand() -> None:
     result = dpo(gains[[0, 2]], gains[[1, 3]], beta=2.0)
     assert result.margin.tolist() == [3.5, 0.0]
     assert result.loss.tolist() == pytest.approx([math.log1p(math.exp(-3.5)), math.log(2)])
+    assert dpo(gains[[0, 2]], gains[[1, 3]]).margin.tolist() == pytest.approx([0.175, 0.0])
+    assert not result.margin.requires_grad
     push = 2.0 / (1 + math.exp(3.5))
     assert gradient(result.loss, new) == pytest.approx([-push, -push, push, -1.0, 0.0])
     with pytest.raises(ValueError, match="positive"):

@@ -32,6 +32,14 @@ def test_an_unknown_score_is_masked_and_an_impossible_entry_is_a_score() -> None
     assert advantage[0].tolist() == pytest.approx([0.0, -1.0 * 0.125, 0.0])
 
 
+def test_an_entry_that_the_student_did_not_score_has_no_share() -> None:
+    for unknown in (math.nan, -math.inf):
+        behaviour = torch.tensor([[unknown, math.log(0.3), math.log(0.1)]], dtype=torch.float64)
+        advantage, mask = topk_advantage(logs([0.5, 0.6, 0.1]), behaviour)
+        assert mask.tolist() == [[False, True, True]]
+        assert advantage[0].tolist() == pytest.approx([0.0, math.log(2) * 0.75, 0.0])
+
+
 def test_without_a_teacher_there_is_no_credit() -> None:
     advantage, mask = topk_advantage(None, logs([0.4, 0.1]))
     assert advantage.tolist() == [[0.0, 0.0]]
