@@ -71,9 +71,7 @@ def test_two_ranks_make_versions_that_one_process_can_load_verify_and_go_on_from
     assert ends(ranks, learning, 3, stop_after=1) == [0, 0, 0]
     assert ends(ranks, learning, 1, stop_after=1) == [0]
     assert steps(learning) == [(version, version) for version in range(1, 6)]
-    made_on = learning.rows(
-        "SELECT manifest->'made_on'->'ranks' FROM weight_versions WHERE version > 0 ORDER BY version"
-    )
+    query = "SELECT manifest->'made_on'->'ranks' FROM weight_versions WHERE version > 0 ORDER BY version"
     assert learning.rows(query) == [(2,), (2,), (2,), (3,), (1,)]
 
 
