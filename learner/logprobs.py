@@ -232,9 +232,11 @@ class _HeadScores(torch.autograd.Function):
         exact = total_N.dtype
         hidden_grad_NH = torch.empty_like(hidden_NH)
         # Sums over rows of tiles are not rounded to bfloat16 on the way.
-        weight_grad_VH = torch.empty_like(weight_VH, dtype=exact if len(hidden_NH) > ctx.tile[0] else None)
-        if not len(hidden_NH):
-            weight_grad_VH.zero_()
+        weight_grad_VH: Tensor | None = None
+        if ctx.needs_input_grad[1]:  # under adapters the head does not learn
+            weight_grad_VH = torch.empty_like(weight_VH, dtype=exact if len(hidden_NH) > ctx.tile[0] else None)
+            if not len(hidden_NH):
+                weight_grad_VH.zero_()
         for rows in _slices(len(hidden_NH), ctx.tile[0]):
             hidden_grad = torch.zeros(hidden_NH[rows].shape, dtype=exact, device=hidden_NH.device)
             for columns in _slices(len(weight_VH), ctx.tile[1]):
@@ -252,13 +254,16 @@ class _HeadScores(torch.autograd.Function):
                     grad *= inverse_N1[rows]
                 rounded = grad.to(weight_VH.dtype)
                 hidden_grad += rounded @ weight_VH[columns]
+                if weight_grad_VH is None:
+                    continue
                 product = rounded.T @ hidden_NH[rows]
                 if rows.start == 0:
                     weight_grad_VH[columns] = product
                 else:
                     weight_grad_VH[columns] += product
             hidden_grad_NH[rows] = hidden_grad
-        return hidden_grad_NH, weight_grad_VH.to(weight_VH.dtype), None, None, None, None
+        weight_grad_VH = None if weight_grad_VH is None else weight_grad_VH.to(weight_VH.dtype)
+        return hidden_grad_NH, weight_grad_VH, None, None, None, None
 
 
 def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:

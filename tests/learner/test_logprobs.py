@@ -116,6 +116,20 @@ def test_the_size_of_tiles_changes_no_gradient() -> None:
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 
+def test_a_head_that_does_not_learn_costs_no_gradient() -> None:
+    """As under adapters; the hidden states get the same gradient."""
+    hidden, weight = torch.randn(6, 8, requires_grad=True), torch.randn(5000, 8)
+    (expected,) = torch.autograd.grad(
+        token_log_probs(hidden, weight.requires_grad_(), torch.arange(6))[0].sum(), hidden
+    )
+    chosen, _ = token_log_probs(hidden, weight.detach(), torch.arange(6), (6, 50))
+    with Largest() as largest:
+        chosen.sum().backward()
+    assert hidden.grad is not None
+    torch.testing.assert_close(hidden.grad, expected, rtol=1e-5, atol=1e-6)
+    assert largest.numel <= 6 * 50 + 50 * 8
+
+
 def test_no_tensor_grows_with_tokens_times_vocabulary() -> None:
     """The largest is the head's gradient, or the hidden states, or a tile, whatever is asked for."""
     for tokens, vocabulary in ((64, 500), (128, 1000), (512, 4000)):
