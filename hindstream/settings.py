@@ -169,7 +169,7 @@ class LearnerSettings(Section):
     threads: int = Field(default=0, ge=0)
     """torch's threads; 0 means one a core. Fixed threads are what makes a rerun byte for byte the same."""
     tokens_per_forward: Positive = 1024
-    """Padded tokens of one forward pass: memory for activations grows with it, and a GPU's speed."""
+    """Tokens of one forward pass: memory for activations grows with it, and a GPU's speed."""
     recompute: bool = False
     """Keep no activations of the layers for the backward pass but compute them again: about a third more work, and
     memory that hardly grows with depth."""

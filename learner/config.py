@@ -46,7 +46,7 @@ class LearnerConfig:
     threads: int = 0
     """torch's threads; 0 leaves torch's own choice. Fixed threads make a rerun byte for byte the same."""
     tokens_per_forward: int = 1024
-    """Padded tokens of one forward pass. More gains no speed on a CPU and costs memory for activations."""
+    """Tokens of one forward pass. More gains no speed on a CPU and costs memory for activations."""
     recompute: bool = False
     """Compute the layers' activations again in the backward pass instead of keeping them."""
     publish: Literal["full", "delta", "adapter"] = "full"
