@@ -140,22 +140,40 @@ def _story(
     seeds: list[int],
     load: str | None = None,
     more: dict[str, Any] | None = None,
+    then: dict[str, Any] | None = None,
+    in_the_way: str | None = None,
+    **how: Any,
 ) -> dict[str, Any]:
+    """`more`: overrides of the recipe; `then`: those of another run's, which takes one more step. A directory of the
+    name `in_the_way` keeps one part of the state from being written."""
     options = step_options(recipe_named(recipe, more or {}), TOKENS)
-    policy = Policy(base, run="r", options=options, dtype="float32", device="cpu")
+    policy = Policy(base, run="r", options=options, **{"dtype": "float32", "device": "cpu", **how})
     if load:
         policy.load_state(Path(load))
     for seed in seeds:
-        samples = [make_sample(seed + place, reward=(-1.0) ** place) for place in range(5)]
-        samples = [
-            replace(sample, group_id="g", staleness=0, hinted_prompt_ids=sample.prompt_ids.repeat(2))
-            for sample in samples
-        ]
-        assert policy.train(samples).skipped_reason is None
-    place.mkdir(parents=True)
+        assert policy.train(_samples(seed)).skipped_reason is None
+    if then is not None:
+        policy.change_run("s", step_options(recipe_named(recipe, then), TOKENS), 1)
+        assert policy.train(_samples(99)).skipped_reason is None
+    (place / "state").mkdir(parents=True)
     policy.write(place / "version")
     if policy.has_adapter:
         policy.write_adapter(place / "adapter")
-    policy.save_state(place / "state" / "v000001.pt", version=1, manifest_sha256="m")
-    difference = policy.largest_difference(place / "version")
-    return {"difference": difference, "tokens": sum(len(sample.response_ids) for sample in samples)}
+    if in_the_way:
+        (place / "state" / in_the_way).mkdir()
+    refused = ""
+    try:
+        policy.save_state(place / "state" / "v000001.pt", version=1, manifest_sha256="m")
+    except OSError as err:
+        refused = str(err)
+        assert policy.train(_samples(5)).skipped_reason is None
+        policy.write(place / "version")
+    return {"difference": policy.largest_difference(place / "version"), "refused": refused}
+
+
+def _samples(seed: int) -> list[TrainingSample]:
+    """A group of liked and disliked answers, each with a hint."""
+    samples = [make_sample(seed + place, reward=(-1.0) ** place) for place in range(5)]
+    return [
+        replace(sample, group_id="g", staleness=0, hinted_prompt_ids=sample.prompt_ids.repeat(2)) for sample in samples
+    ]
