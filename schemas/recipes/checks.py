@@ -31,6 +31,7 @@ def check(recipe: Recipe) -> None:
         *_advantage(recipe),
         *_distillation(recipe),
         *_loss(recipe),
+        *_lora(recipe),
         *_likelihood(recipe),
         *_text(recipe),
     ]
@@ -188,3 +189,12 @@ def _measure(path: str, measure: MismatchSpec) -> Iterator[str]:
         yield f"{path}: low {measure.low} must be at most high {measure.high}"
     elif measure.low is None and measure.high < 1 and measure.kind != "truncate" and measure.estimator == "k1":
         yield f"{path}: high {measure.high} below 1 needs a low (its default is 1 / high)"
+
+
+def _lora(recipe: Recipe) -> Iterator[str]:
+    if recipe.lora is None:
+        return
+    if not recipe.lora.targets:
+        yield "lora.targets is empty: name layers, or leave the field out for every linear layer but the head"
+    if "lm_head" in recipe.lora.targets:
+        yield "lora.targets names lm_head, which gets no adapter: the head is computed in tiles, which know none"
