@@ -132,9 +132,10 @@ def rank_gone() -> Iterator[None]:
     except RuntimeError as err:
         if not _words or not (isinstance(err, dist.DistError) or "gloo" in str(err)):
             raise
+        what = str(err).split("] ", 1)[-1].split(". ")[0]  # without the place in gloo's source, and its advice
         raise LearnerStopped(
-            f"rank {rank()} of {world_size()} lost another rank ({str(err).splitlines()[0]}); its own output says why "
-            "it ended. Start all again: nothing is lost"
+            f"rank {rank()} of {world_size()} lost another rank ({what}); its own output says why it ended. Start all "
+            "again: nothing is lost"
         ) from err
 
 

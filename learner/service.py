@@ -106,7 +106,7 @@ def _lead(config: LearnerConfig, stop: threading.Event, watchers: Sequence[Calla
     engine = make_engine(config.database_url, "hindstream-learner")
     observers = Observers(watchers)
     try:
-        with leading(), checkpoints.only_writer(config.weights_dir, config.policy):
+        with leading(Stopped, LearnerStopped), checkpoints.only_writer(config.weights_dir, config.policy):
             checkpoints.clear_leftovers(config.weights_dir, config.policy)
             make_base_version(config, engine, stop)
             recipe = wait_for_recipe(config, engine, stop)

@@ -14,7 +14,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from learner.database import Stopped
 from learner.errors import LearnerStopped
 from learner.ranks import hear, rank, rank_gone, tell
 
@@ -60,12 +59,12 @@ def follow(kind: type[Any]) -> None:
 
 
 @contextmanager
-def leading() -> Iterator[None]:
-    """Inside the `with` the first rank tells; at the end the others stop following. After an error that has no words
-    they may be anywhere, so they are left to notice that this rank ends."""
+def leading(*ends: type[Exception]) -> Iterator[None]:
+    """Inside the `with` the first rank tells; at the end, by itself or by one of `ends`, the others stop
+    following. After another error they may be anywhere, so they are left to notice that this rank ends."""
     try:
         yield
-    except (Stopped, LearnerStopped):
+    except ends:
         _dismiss()
         raise
     _dismiss()
