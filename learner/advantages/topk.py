@@ -32,8 +32,8 @@ def topk_advantage(teacher_NK: Tensor | None, behaviour_NK: Tensor, *, clip: flo
     likely_NK = torch.isfinite(behaviour_NK)
     mask_NK = likely_NK & ~torch.isnan(teacher_NK)
     share_NK = torch.where(likely_NK, behaviour_NK.exp(), 0.0)
-    share_NK = share_NK / share_NK.sum(-1, keepdim=True).clamp_min(torch.finfo(share_NK.dtype).tiny)
-    gain_NK = (torch.where(mask_NK, teacher_NK, 0.0) - behaviour_NK).clamp(-clip, clip)
+    share_NK = share_NK / share_NK.sum(-1, keepdim=True)
+    gain_NK = (teacher_NK - behaviour_NK).clamp(-clip, clip)
     return torch.where(mask_NK, gain_NK * share_NK, 0.0), mask_NK
 
 
