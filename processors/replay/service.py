@@ -12,15 +12,16 @@ from typing import Literal, Protocol
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from processors.batcher import next_micro_batch
 from processors.dead_letters import Delivery
 from processors.evaluators.config import EvaluatorsConfig
+from processors.evaluators.recorded import Models
 from processors.evaluators.service import run_evaluators
 from processors.health import Health
 from processors.linking import link_unfinished
 from processors.patience import Pause
 from processors.relay import RelayConfig, run_relay
 from processors.replay import progress
+from processors.replay.micro_batches import next_micro_batches
 from processors.replay.pacing import Pace
 from processors.replay.progress import Counts, Offsets, Range
 from processors.replay.selection import Selection
@@ -37,8 +38,9 @@ log = logging.getLogger(__name__)
 _GRACE_S = 20.0
 _LOOK_S = 0.2
 """Between two looks at what is left to do."""
-_UNLIMITED = 1_000_000_000
-"""Micro-batches that may wait for the learner: a replay measures no staleness, so they may all be made ahead."""
+_WORTH_IT = 1_000
+"""Samples put into micro-batches at once. Where there were fewer, more are waited for: a transaction costs the same
+for one micro-batch as for ten."""
 _CONNECTIONS = 8
 
 
@@ -80,7 +82,7 @@ class ReplayConfig:
     relay: RelayConfig | None
     blobs: BlobStore | None = None
     speed: float | None = None
-    batch: int = 512
+    batch: int = 2048
 
 
 @dataclass(frozen=True)
@@ -179,15 +181,15 @@ class _Replay:
         pause = Pause(ended, self._health, "batching")
         try:
             while not ended.is_set():
-                made = None
+                made = 0
                 try:
-                    made = await transactions.run(next_micro_batch, self._config.run, max_in_flight=_UNLIMITED)
+                    made = await transactions.run(next_micro_batches, self._config.run, self._config.recipe)
                     pause.succeeded()
                 except SQLAlchemyError as err:
                     if not is_transient(err):
                         raise
                     await pause.after_fault(in_words(err))
-                if made is None:
+                if made * self._config.recipe.batch.size < _WORTH_IT:
                     await pause.wait(_LOOK_S)
         finally:
             transactions.close()
@@ -216,14 +218,16 @@ class _Replay:
             transactions.close()
 
     def _look(self, connection: Connection) -> tuple[Counts, bool]:
+        # Each statement sees what was committed before it, so what nothing can be added to is looked at first: counts of
+        # an earlier moment might lack the micro-batches that were made since.
         config = self._config
-        counts = progress.counts(connection, config.run)
         _, place = progress.range_of(connection, config.run)
         done = place.read
+        if config.stop_after != "rewards":
+            done = done and _settled(connection, config)
+        counts = progress.counts(connection, config.run)
         if config.stop_after == "rewards":
             done = done and counts.rewards_open == 0
-        else:
-            done = done and _settled(connection, config)
         if config.stop_after == "weights":
             done = done and counts.trained == counts.batched
         if done:
@@ -262,9 +266,18 @@ class _Replay:
         if not batch:
             return
         config, log_name = self._config, self._source.name
+        models = None if config.evaluators is None else Models.of(config.evaluators)
         self._in_transaction(
             lambda connection: take(
-                connection, config.run, batch, config.selection, next_, log=log_name, blobs=config.blobs
+                connection,
+                config.run,
+                config.recipe,
+                batch,
+                config.selection,
+                next_,
+                log=log_name,
+                blobs=config.blobs,
+                models=models,
             ),
             halt,
         )
