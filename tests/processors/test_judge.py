@@ -118,7 +118,9 @@ async def slow() -> web.Response:
 
 @pytest.mark.stack
 @pytest.mark.parametrize(
-    "fault", [lambda: status(429), lambda: status(500), lambda: status(503), cut_json, slow], ids=repr
+    "fault",
+    [lambda: status(429), lambda: status(500), lambda: status(503), cut_json, slow],
+    ids=["429", "500", "503", "cut", "slow"],
 )
 async def test_faults_that_pass_are_retried_and_given_answers_are_kept(migrated_database_url: str, fault: Any) -> None:
     recording = Recording(migrated_database_url, asking())
