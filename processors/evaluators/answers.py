@@ -10,14 +10,15 @@ first recorded answer counts, for it is the one that cannot change any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection
 
 from processors.inserting import insert_new
 from schemas import tables
-from schemas.digests import digest_of
+from schemas.digests import canonical_json, digest_of
 from schemas.text import sanitise
 
 
@@ -34,6 +35,18 @@ def answer_digest(
     """Key of an answer in `model_answers`; with `version` None the key of the question."""
     clean, _ = sanitise([purpose, model, version, prompt_digest, rendered, sampling, vote])
     return digest_of(clean)
+
+
+def question_digests(
+    *, purpose: str, model: str, prompt_digest: str, rendered: Any, samplings: Sequence[dict[str, Any]]
+) -> list[str]:
+    """`answer_digest` without a version for each of the votes with `samplings`, whose seed is the vote's number. What
+    is rendered is written as JSON once for all of them."""
+    written = msgspec.Raw(canonical_json(sanitise(rendered)[0]))
+    name = sanitise(model)[0]
+    return [
+        digest_of([purpose, name, None, prompt_digest, written, sampling, sampling["seed"]]) for sampling in samplings
+    ]
 
 
 def known_answers(connection: Connection, digests: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -53,6 +66,16 @@ def recorded_answer(connection: Connection, question: str) -> tuple[dict[str, An
         {"question": question},
     ).one_or_none()
     return None if found is None else (found.answer, found.answer_digest)
+
+
+def recorded_answers(connection: Connection, questions: Iterable[str]) -> dict[str, tuple[dict[str, Any], str]]:
+    """What `recorded_answer` finds, for those of `questions` that have an answer."""
+    found = connection.exec_driver_sql(
+        "SELECT DISTINCT ON (question_digest) question_digest, answer, answer_digest FROM model_answers "
+        "WHERE question_digest = ANY(%(questions)s) ORDER BY question_digest, created_at, answer_digest",
+        {"questions": list(questions)},
+    )
+    return {question: (answer, digest) for question, answer, digest in found}
 
 
 def keep_answer(

@@ -64,7 +64,12 @@ def complete(connection: Connection, outcomes: Sequence[Outcome]) -> list[Claim]
         [outcome.state for outcome in outcomes],
         [_clean(outcome.reason) for outcome in outcomes],
     )
-    kept = [outcome for outcome in outcomes if outcome.claim in held]
+    write_results(connection, [outcome for outcome in outcomes if outcome.claim in held])
+    return [outcome.claim for outcome in outcomes if outcome.claim not in held]
+
+
+def write_results(connection: Connection, kept: Sequence[Outcome]) -> None:
+    """Write the results of evaluations whose own rows this transaction has made final, and what follows from them."""
     insert_new(connection, tables.votes, [row for outcome in kept for row in _vote_rows(outcome)])
     insert_new(connection, tables.rewards, [_reward_row(o) for o in kept if isinstance(o.result, RewardResult)])
     hints = [outcome for outcome in kept if isinstance(outcome.result, HintResult)]
@@ -75,7 +80,6 @@ def complete(connection: Connection, outcomes: Sequence[Outcome]) -> list[Claim]
     insert_new(connection, tables.outbox, announcements)
     for run in sorted({outcome.claim.run for outcome in kept}):
         settle(connection, run, [outcome.claim.turn_id for outcome in kept if outcome.claim.run == run])
-    return [outcome.claim for outcome in outcomes if outcome.claim not in held]
 
 
 def _key(outcome: Outcome) -> dict[str, Any]:

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from processors.evaluators.completion import Outcome
-from processors.evaluators.hint import HintOpinion, HintResult, failed_hint, hint_by_model, hint_by_rules
+from processors.evaluators.hint import (
+    HintOpinion,
+    HintResult,
+    failed_hint,
+    hint_by_answers,
+    hint_by_model,
+    hint_by_rules,
+)
 from processors.evaluators.inputs import Answered, Turn
-from processors.evaluators.judge import Opinion, RewardResult, failed_reward, reward_by_model, reward_by_rules
-from processors.evaluators.llm_judge import Panel
+from processors.evaluators.judge import (
+    Opinion,
+    RewardResult,
+    failed_reward,
+    reward_by_answers,
+    reward_by_model,
+    reward_by_rules,
+)
+from processors.evaluators.llm_judge import Answer, Panel
 from processors.evaluators.queue import Claim
 from schemas.recipes import InvalidRecipe, Recipe
 
@@ -47,6 +61,20 @@ async def by_model(
         assert recipe.hint is not None
         opinion = await hint_by_model(recipe.hint, answered, turn, panel, characters=characters)
     return _outcome(claim, answered, opinion), opinion.retry_reason
+
+
+def by_answers(
+    claim: Claim, answered: Answered, recipe: Recipe, prompt_digest: str, model: str, answers: list[Answer]
+) -> Outcome:
+    """What `by_model` gives where `model` has answered already."""
+    opinion: Opinion | HintOpinion
+    if claim.signal == "reward":
+        assert recipe.judge is not None
+        opinion = reward_by_answers(recipe.judge, answered, prompt_digest, model, answers)
+    else:
+        assert recipe.hint is not None
+        opinion = hint_by_answers(recipe.hint, answered, prompt_digest, model, answers)
+    return _outcome(claim, answered, opinion)
 
 
 def failed(claim: Claim, session_id: str, reason: str) -> Outcome:

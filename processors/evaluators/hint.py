@@ -8,7 +8,7 @@ from typing import Literal
 
 from processors.evaluators.code_judge import compiled
 from processors.evaluators.inputs import Answered, Turn, replies
-from processors.evaluators.llm_judge import HINT_FORM, Panel, hint_vote, passing_fault
+from processors.evaluators.llm_judge import Answer, Panel, hint_vote, passing_fault
 from processors.evaluators.prompts import prompt_for
 from processors.evaluators.votes import Vote
 from schemas.recipes import HintSpec
@@ -57,21 +57,21 @@ def hint_by_rules(spec: HintSpec, answered: Answered) -> HintOpinion | None:
 async def hint_by_model(
     spec: HintSpec, answered: Answered, turn: Turn, panel: Panel, *, characters: int
 ) -> HintOpinion:
-    """The longest accepted hint of `spec.votes` votes; of equally long ones the earliest vote's.
+    """The longest accepted hint of `spec.votes` votes; see `hint_by_answers`."""
+    prompt = prompt_for("hint", turn, answered.next_states, characters=characters)
+    answers = await panel.ask("hint", prompt, spec)
+    return hint_by_answers(spec, answered, prompt.digest, panel.server.model, answers)
+
+
+def hint_by_answers(
+    spec: HintSpec, answered: Answered, prompt_digest: str, model: str, answers: list[Answer]
+) -> HintOpinion:
+    """The longest accepted hint of those that `model` gave as `answers`; of equally long ones the earliest vote's.
 
     Without an accepted one the result is `none` where a valid vote said so, else `failed`; `retry_reason` is set
     where a vote has no answer yet.
     """
-    prompt = prompt_for("hint", turn, answered.next_states, characters=characters)
-    answers = await panel.ask(
-        "hint",
-        prompt,
-        votes=spec.votes,
-        temperature=spec.temperature,
-        max_tokens=spec.max_tokens,
-        constraint=HINT_FORM,
-    )
-    votes = [hint_vote(answer, panel.server.model, prompt.digest, spec.min_characters) for answer in answers]
+    votes = [hint_vote(answer, model, prompt_digest, spec.min_characters) for answer in answers]
     before = _matches(spec, replies(answered.next_states))  # too short ones: they are kept
     accepted = [vote.explanation or "" for vote in votes if vote.score == 1]
     reasons = "; ".join(vote.explanation or vote.status for vote in votes)

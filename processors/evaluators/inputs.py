@@ -93,22 +93,18 @@ def load_turn(connection: Connection, turn_id: str) -> Turn:
     Raises:
         NoResultFound: it is not recorded.
     """
-    row = connection.exec_driver_sql(
-        "SELECT turn_id, messages, tools, response, sampling, token_source, prompt_ids, response_ids, "
-        "response_logprobs FROM turns WHERE turn_id = %(turn)s",
-        {"turn": turn_id},
-    ).one()
-    return Turn(
-        turn_id=row.turn_id,
-        messages=row.messages,
-        tools=row.tools,
-        response=row.response,
-        sampling=row.sampling,
-        token_source=row.token_source,
-        prompt_ids=bytes(row.prompt_ids),
-        response_ids=bytes(row.response_ids),
-        response_logprobs=bytes(row.response_logprobs),
-    )
+    return Turn(**connection.exec_driver_sql(f"{_TURN} = %(turn)s", {"turn": turn_id}).mappings().one())
+
+
+def load_turns(connection: Connection, turn_ids: Iterable[str]) -> dict[str, Turn]:
+    """Those of the turns that are recorded, whole."""
+    found = connection.exec_driver_sql(f"{_TURN} = ANY(%(turns)s)", {"turns": list(turn_ids)})
+    return {row["turn_id"]: Turn(**row) for row in found.mappings()}
+
+
+_TURN = """
+SELECT turn_id, messages, tools, response, sampling, token_source, prompt_ids, response_ids, response_logprobs
+FROM turns WHERE turn_id"""
 
 
 def load_hint(connection: Connection, run: str, turn_id: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from processors.evaluators.code_judge import votes_of_code, votes_of_people
 from processors.evaluators.inputs import Answered, Turn
-from processors.evaluators.llm_judge import CHOICE, Panel, passing_fault, verdict_vote
+from processors.evaluators.llm_judge import Answer, Panel, passing_fault, verdict_vote
 from processors.evaluators.prompts import prompt_for
 from processors.evaluators.votes import Tally, Vote, tally
 from schemas.recipes import JudgeSpec
@@ -46,9 +46,11 @@ def reward_by_rules(spec: JudgeSpec, answered: Answered) -> Opinion | None:
     code = votes_of_code(answered, spec.rules) if spec.code else []
     if code and code[-1].status == "valid":
         return Opinion(result=_counted(tally(_scores(code), quorum=1), code, "CODE"), votes=tuple(code))
-    if spec.votes:
+    if spec.votes and answered.next_states:
         return None
     explanation = "no feedback, verdict, exit code or rule applies, and the recipe asks no model"
+    if not answered.next_states:
+        explanation = "nothing answered the turn, so nobody can say whether it was liked"
     result = RewardResult(
         status="abstained",
         value=None,
@@ -61,21 +63,21 @@ def reward_by_rules(spec: JudgeSpec, answered: Answered) -> Opinion | None:
 
 
 async def reward_by_model(spec: JudgeSpec, answered: Answered, turn: Turn, panel: Panel, *, characters: int) -> Opinion:
-    """The majority of `spec.votes` votes of a model.
+    """The majority of `spec.votes` votes of a model; see `reward_by_answers`."""
+    prompt = prompt_for("reward", turn, answered.next_states, characters=characters)
+    answers = await panel.ask("reward", prompt, spec)
+    return reward_by_answers(spec, answered, prompt.digest, panel.server.model, answers)
+
+
+def reward_by_answers(
+    spec: JudgeSpec, answered: Answered, prompt_digest: str, model: str, answers: list[Answer]
+) -> Opinion:
+    """The majority of the votes that `model` gave as `answers`.
 
     With fewer than `spec.quorum` valid ones the reward is `abstained`, or `failed` where no vote was answered at
     all; in both cases `retry_reason` is set where another try may bring the missing ones.
     """
-    prompt = prompt_for("reward", turn, answered.next_states, characters=characters)
-    answers = await panel.ask(
-        "reward",
-        prompt,
-        votes=spec.votes,
-        temperature=spec.temperature,
-        max_tokens=spec.max_tokens,
-        constraint=CHOICE,
-    )
-    votes = [verdict_vote(answer, panel.server.model, prompt.digest) for answer in answers]
+    votes = [verdict_vote(answer, model, prompt_digest) for answer in answers]
     before = votes_of_code(answered, spec.rules) if spec.code else []  # invalid ones: they are kept, and count nothing
     counted = tally(_scores(votes), quorum=spec.quorum)
     if all(vote.status == "error" for vote in votes):

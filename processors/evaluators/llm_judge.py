@@ -13,9 +13,11 @@ from typing import Any
 
 from processors.evaluators.answers import answer_digest, keep_answer, known_answers, recorded_answer
 from processors.evaluators.prompts import LABELS, Prompt, Purpose
+from processors.evaluators.queue import Signal
 from processors.evaluators.server import ModelServer, PermanentFault, ServerFault, TransientFault
 from processors.evaluators.votes import Vote
 from processors.transactions import Transactions
+from schemas.recipes import HintSpec, JudgeSpec
 
 _VERDICT = re.compile(r"^VERDICT:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _HINT = re.compile(r"^HINT:", re.MULTILINE)
@@ -38,6 +40,18 @@ class Answer:
     fault: ServerFault | None = None
 
 
+def constraint_of(signal: Signal) -> dict[str, Any]:
+    """What holds a judge's or hint giver's answer to the declared ones."""
+    return CHOICE if signal == "reward" else HINT_FORM
+
+
+def samplings(spec: JudgeSpec | HintSpec) -> list[dict[str, Any]]:
+    """How each vote is sampled; vote number i has seed i."""
+    return [
+        {"temperature": spec.temperature, "max_tokens": spec.max_tokens, "seed": number} for number in range(spec.votes)
+    ]
+
+
 class Panel:
     """Asks one model server several times, each time with its own seed, and keeps what it answers. `replayed`: what was
     recorded counts first, whichever weight version answered."""
@@ -51,17 +65,18 @@ class Panel:
         self,
         purpose: Purpose,
         prompt: Prompt,
-        *,
-        votes: int,
-        temperature: float,
-        max_tokens: int,
-        constraint: dict[str, Any],
+        spec: JudgeSpec | HintSpec,
     ) -> list[Answer]:
-        """One answer a vote, in order; vote number i has seed i. A fault is an answer too and is not raised."""
+        """One answer a vote, in order. A fault is an answer too and is not raised.
 
-        async def one(number: int) -> Answer:
-            sampling = {"temperature": temperature, "max_tokens": max_tokens, "seed": number}
+        Where only an answer that was not held to the declared ones is recorded, a replay takes that.
+        """
+        constraint = constraint_of(purpose)
+
+        async def one(sampling: dict[str, Any]) -> Answer:
             try:
+                if self._replayed and (found := await self._recorded(purpose, prompt, sampling)) is not None:
+                    return found
                 if self.server.constrains:
                     try:
                         return await self._ask(purpose, prompt.digest, prompt.constrained, sampling, constraint)
@@ -73,7 +88,14 @@ class Panel:
             except ServerFault as fault:
                 return Answer(fault=fault)
 
-        return list(await asyncio.gather(*(one(number) for number in range(votes))))
+        return list(await asyncio.gather(*(one(sampling) for sampling in samplings(spec))))
+
+    async def _recorded(self, purpose: Purpose, prompt: Prompt, sampling: dict[str, Any]) -> Answer | None:
+        for messages, constraint in ((prompt.constrained, constraint_of(purpose)), (prompt.free, None)):
+            question = self._digest(purpose, prompt.digest, messages, sampling, constraint, None)
+            if (found := await self._transactions.run(recorded_answer, question)) is not None:
+                return read_answer(*found)
+        return None
 
     async def _ask(
         self,
@@ -84,19 +106,8 @@ class Panel:
         constraint: dict[str, Any] | None,
     ) -> Answer:
         def digest_at(version: str | None) -> str:
-            return answer_digest(
-                purpose=purpose,
-                model=self.server.model,
-                version=version,
-                prompt_digest=prompt_digest,
-                rendered=[messages, constraint],
-                sampling=sampling,
-                vote=sampling["seed"],
-            )
+            return self._digest(purpose, prompt_digest, messages, sampling, constraint, version)
 
-        question = digest_at(None)
-        if self._replayed and (found := await self._transactions.run(recorded_answer, question)) is not None:
-            return _read(*found)
         digest = digest_at(await self.server.version())
         kept = (await self._transactions.run(known_answers, [digest])).get(digest)
         if kept is None:
@@ -104,13 +115,34 @@ class Panel:
             if constraint is not None:
                 body["structured_outputs"] = constraint
             answer = _content(await self.server.post("/v1/chat/completions", body))
+            question = digest_at(None)
             kept = await self._transactions.run(
                 keep_answer, digest, question=question, purpose=purpose, model=self.server.model, answer=answer
             )
-        return _read(kept, digest)
+        return read_answer(kept, digest)
+
+    def _digest(
+        self,
+        purpose: Purpose,
+        prompt_digest: str,
+        messages: list[dict[str, str]],
+        sampling: dict[str, Any],
+        constraint: dict[str, Any] | None,
+        version: str | None,
+    ) -> str:
+        return answer_digest(
+            purpose=purpose,
+            model=self.server.model,
+            version=version,
+            prompt_digest=prompt_digest,
+            rendered=[messages, constraint],
+            sampling=sampling,
+            vote=sampling["seed"],
+        )
 
 
-def _read(kept: dict[str, Any], digest: str) -> Answer:
+def read_answer(kept: dict[str, Any], digest: str) -> Answer:
+    """A kept answer, whose key is `digest`."""
     return Answer(text=kept["content"] or "", cut=kept["finish_reason"] == "length", digest=digest)
 
 

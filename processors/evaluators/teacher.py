@@ -31,10 +31,12 @@ Place = Literal["last_user", "system"]
 """Where the teacher sees the hint: at the end of the last user message, or of the system message."""
 
 _RECORDED = """
-SELECT teacher, teacher_version AS version, hinted_prompt_ids, logprobs, top_k, topk_ids, topk_logprobs, mean_gain,
-       answer_digest, question_digest
-FROM teacher_scores WHERE turn_id = %(turn)s AND question_digest = %(question)s
-ORDER BY created_at, run LIMIT 1
+SELECT DISTINCT ON (turn_id)
+       turn_id, teacher, teacher_version AS version, hinted_prompt_ids, logprobs, top_k, topk_ids, topk_logprobs,
+       mean_gain, answer_digest, question_digest
+FROM teacher_scores JOIN unnest(%(turns)s::text[], %(questions)s::text[]) AS asked(turn_id, question_digest)
+     USING (turn_id, question_digest)
+ORDER BY turn_id, created_at, run
 """
 
 
@@ -84,10 +86,9 @@ async def score_under_hint(
     """
     if turn.token_source != "engine" or not turn.prompt_ids or not turn.response_ids:
         raise TeacherFailed(f"no_engine_tokens: the turn's token source is {turn.token_source}")
-    where = [] if place == "last_user" else [place]
-    question = digest_of(["teacher", server.model, turn.turn_id, sanitise(hint)[0], top_k, *where])
-    if replayed and (found := await transactions.run(_recorded_scores, turn.turn_id, question)) is not None:
-        return found
+    question = teacher_question(server.model, turn.turn_id, hint, top_k, place)
+    if replayed and (found := await transactions.run(recorded_scores, {turn.turn_id: question})):
+        return found[turn.turn_id]
     try:
         plain, hinted = await asyncio.gather(
             _render(server, turn, turn.messages), _render(server, turn, with_hint(turn.messages, hint, place))
@@ -116,9 +117,22 @@ async def score_under_hint(
     )
 
 
-def _recorded_scores(connection: Connection, turn_id: str, question: str) -> TeacherScores | None:
-    row = connection.exec_driver_sql(_RECORDED, {"turn": turn_id, "question": question}).mappings().one_or_none()
-    return None if row is None else TeacherScores(**row)
+def teacher_question(model: str, turn_id: str, hint: str, top_k: int, place: Place) -> str:
+    """Digest of what a teacher is asked, whichever weight version of it answers."""
+    where = [] if place == "last_user" else [place]
+    return digest_of(["teacher", model, turn_id, sanitise(hint)[0], top_k, *where])
+
+
+def recorded_scores(connection: Connection, questions: dict[str, str]) -> dict[str, TeacherScores]:
+    """By turn, the first scores that any run recorded to its question; only of turns that have some."""
+    if not questions:
+        return {}
+    wanted = {"turns": list(questions), "questions": list(questions.values())}
+    found: dict[str, TeacherScores] = {}
+    for row in connection.exec_driver_sql(_RECORDED, wanted).mappings():
+        fields = dict(row)
+        found[fields.pop("turn_id")] = TeacherScores(**fields)
+    return found
 
 
 def with_hint(messages: list[dict[str, Any]], hint: str, place: Place = "last_user") -> list[dict[str, Any]]:
