@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from processors.inserting import insert_new
 from processors.trainable import NEVER_JUDGED
 from schemas import tables
-from schemas.recipes import Recipe, recipe_from_dict
+from schemas.recipes import Recipe, needs_of, recipe_from_dict
 from schemas.states import DROP_REASONS, EVALUATION_TRANSITIONS, SAMPLE_TRANSITIONS, may_follow
 
 COMPLETE = """
@@ -103,28 +103,30 @@ def link(connection: Connection, session_ids: Iterable[str]) -> Linked:
     found = connection.exec_driver_sql(UNLINKED, {"sessions": sessions}).all()
     if not found:
         return Linked(0, 0, 0)
-    answered = [row for row in found if row.answered]
-    unanswered = [row.sample_id for row in found if not row.answered and row.state == "pending"]
-    late = [row.sample_id for row in answered if row.drop_reason == "no_next_state"]
-    _drop_unanswered(connection, unanswered)
-    _reopen(connection, late)
-    opened = _open_evaluations(connection, answered)
-    return Linked(opened, len(unanswered), len(late))
+    return _link(connection, found)
 
 
 def link_unfinished(connection: Connection, run: str) -> Linked:
     """What `link` does for complete turns, for every turn of a replay that is not complete although its log was read to
     the end: its range ends there, as a session would. Nothing reopens them later."""
     found = connection.exec_driver_sql(UNFINISHED, {"run": run}).all()
-    answered = [row for row in found if row.answered]
-    unanswered = [row.sample_id for row in found if not row.answered and row.state == "pending"]
+    linked = _link(connection, found)
+    connection.exec_driver_sql(
+        "UPDATE samples SET linked = true, updated_at = now() WHERE run = %(run)s AND NOT linked", {"run": run}
+    )
+    return linked
+
+
+def _link(connection: Connection, found: Sequence[Any]) -> Linked:
+    """Link samples of complete turns. A recipe to which an answer says something by itself needs none to it."""
+    recipes = recipes_of(connection, {row.run for row in found if not row.answered})
+    alone = {run for run, recipe in recipes.items() if needs_of(recipe).unanswered}
+    answered = [row for row in found if row.answered or row.run in alone]
+    unanswered = [row.sample_id for row in found if not (row.answered or row.run in alone) and row.state == "pending"]
     late = [row.sample_id for row in answered if row.drop_reason == "no_next_state"]
     _drop_unanswered(connection, unanswered)
     _reopen(connection, late)
     opened = _open_evaluations(connection, answered)
-    connection.exec_driver_sql(
-        "UPDATE samples SET linked = true, updated_at = now() WHERE run = %(run)s AND NOT linked", {"run": run}
-    )
     return Linked(opened, len(unanswered), len(late))
 
 
@@ -169,14 +171,7 @@ def _open_evaluations(connection: Connection, answered: Sequence[Any]) -> int:
     recipes = recipes_of(connection, {row.run for row in answered})
     rows: list[dict[str, Any]] = []
     for sample in answered:
-        trained = sample.drop_reason in (None, "no_next_state")
-        if sample.drop_reason in NEVER_JUDGED:
-            continue
-        for signal in recipes[sample.run].signals():
-            state = "open"
-            if signal == "teacher":
-                state = "waiting" if trained else "done"
-            rows.append(_evaluation(sample, signal, state))
+        rows += evaluations_of(sample, recipes[sample.run])
     insert_new(connection, tables.evaluations, rows)
     connection.exec_driver_sql(
         "UPDATE samples SET linked = true, updated_at = now() WHERE sample_id = ANY(%(ids)s)",
@@ -190,6 +185,21 @@ def _open_evaluations(connection: Connection, answered: Sequence[Any]) -> int:
             {"turns": skipped},
         )
     return len(rows)
+
+
+def evaluations_of(sample: Any, recipe: Recipe) -> list[dict[str, Any]]:
+    """The rows of `evaluations` that a sample of a complete and answered turn begins with; `sample` has `run`,
+    `turn_id`, `drop_reason` and `replay_order`."""
+    if sample.drop_reason in NEVER_JUDGED:
+        return []
+    trained = sample.drop_reason in (None, "no_next_state")
+    rows = []
+    for signal in recipe.signals():
+        state = "open"
+        if signal == "teacher":
+            state = ("open" if recipe.hint is None else "waiting") if trained else "done"
+        rows.append(_evaluation(sample, signal, state))
+    return rows
 
 
 def _evaluation(sample: Any, signal: str, state: str) -> dict[str, Any]:

@@ -22,10 +22,11 @@ class Drop:
     detail: str
 
 
-def untrainable(turn: TurnRecorded) -> Drop | None:
+def untrainable(turn: TurnRecorded, *, text: bool = False) -> Drop | None:
     """Why `turn` can never be trained; None where it can, if its signals allow.
 
-    The first reason that holds is given, so the same turn always gets the same one.
+    The first reason that holds is given, so the same turn always gets the same one. `text`: for a recipe that needs no
+    token ids, since the learner makes them of the text, and reads no log-probs and no version.
     """
     tokens = turn.tokens
     prompt, response, logprobs = len(tokens.prompt_ids), len(tokens.response_ids), len(tokens.response_logprobs)
@@ -35,6 +36,8 @@ def untrainable(turn: TurnRecorded) -> Drop | None:
         return Drop("aborted", f"the answer was cut off after {response} tokens")
     if turn.finish_reason == "error":
         return Drop("error", "the policy server failed")
+    if text:
+        return None
     if tokens.source == "none" or not prompt or not response:
         return Drop("no_tokens", f"token source {tokens.source}: {prompt} prompt ids, {response} response ids")
     if tokens.source == "retokenised":

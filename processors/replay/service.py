@@ -218,8 +218,8 @@ class _Replay:
             transactions.close()
 
     def _look(self, connection: Connection) -> tuple[Counts, bool]:
-        # Each statement sees what was committed before it, so what nothing can be added to is looked at first: counts of
-        # an earlier moment might lack the micro-batches that were made since.
+        # Each statement sees what was committed before it. So first whether anything can be added: counts of an earlier
+        # moment might lack the micro-batches that were made since.
         config = self._config
         _, place = progress.range_of(connection, config.run)
         done = place.read

@@ -7,23 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection
 
 from processors.dead_letters import Delivery
-from processors.inserting import insert_new
-from processors.linking import link
+from processors.evaluators.recorded import Models
 from processors.recording import record
 from processors.replay import progress
+from processors.replay.opening import open_samples
 from processors.replay.selection import Selection
 from processors.sessions import lock_sessions
 from processors.trainable import NEVER_JUDGED, untrainable
-from schemas import tables
 from schemas.claim_check import BlobStore
 from schemas.digests import sample_id
 from schemas.envelope import MalformedEvent, decode
-from schemas.events import TurnRecorded
+from schemas.events import TYPE_OF, TurnRecorded
+from schemas.recipes import Recipe, needs_of
 
 _TURN = re.compile(rb"hindstream\.turn\.recorded\.v\d+")
+_NEWEST = TYPE_OF[TurnRecorded].encode()
+_decoder = msgspec.json.Decoder(TurnRecorded)
 
 OFF_POLICY = frozenset({"unknown_version"})
 """Reasons against live training that are none against a replay: it trains what an older policy said, and shows how far
@@ -41,17 +44,20 @@ class Numbered:
 def take(
     connection: Connection,
     run: str,
+    recipe: Recipe,
     batch: Sequence[Numbered],
     selection: Selection,
     next_: Mapping[int, int],
     *,
     log: str,
     blobs: BlobStore | None = None,
+    models: Models | None = None,
 ) -> int:
     """Take what `selection` wants of `batch` into the run, in the caller's transaction, and remember that the offsets
     before `next_` are done. Returns how many turns were taken; taking the same again takes none.
 
-    What the database knows already is not read a second time; what it lacks is recorded as any worker would.
+    What the database knows already is not read a second time; what it lacks is recorded as any worker would. With
+    `models`, what rules and recorded answers tell is decided at once (`processors.replay.opening`).
 
     Raises:
         OSError: a claim check could not be fetched for a reason that may pass.
@@ -60,14 +66,13 @@ def take(
     unknown = _unknown(connection, [one.delivery for one in wanted])
     if unknown:
         record(connection, unknown, blobs=blobs, log=log)
-    rows = [row for one in wanted if (row := _sample(run, one, blobs)) is not None]
+    text = needs_of(recipe).text
+    rows = [row for one in wanted if (row := _sample(run, one, blobs, text=text)) is not None]
     # In one order, so that two replays of one log cannot wait for each other's rows.
     lock_sessions(connection, (row["session_id"] for row in rows))
-    known = _recorded(connection, [row["turn_id"] for row in rows])
-    new = insert_new(connection, tables.samples, [row for row in rows if row["turn_id"] in known], returning=("run",))
-    link(connection, {row["session_id"] for row in rows})
-    progress.advance(connection, run, next_, len(new))
-    return len(new)
+    new = open_samples(connection, run, recipe, rows, models)
+    progress.advance(connection, run, next_, new)
+    return new
 
 
 def _session(delivery: Delivery) -> str:
@@ -96,17 +101,15 @@ def _header(delivery: Delivery, name: bytes) -> str | None:
     return text if text and "\x00" not in text else None
 
 
-def _sample(run: str, one: Numbered, blobs: BlobStore | None) -> dict[str, Any] | None:
+def _sample(run: str, one: Numbered, blobs: BlobStore | None, *, text: bool) -> dict[str, Any] | None:
     """The row of a turn; None for everything else, and for what cannot be read."""
     delivery = one.delivery
     if not any(name == "ce_type" and _TURN.fullmatch(value) for name, value in delivery.headers):
         return None
-    try:
-        turn = decode(delivery.value, delivery.headers, blobs).data
-    except MalformedEvent:
+    turn = _turn(delivery, blobs)
+    if turn is None:
         return None
-    assert isinstance(turn, TurnRecorded)
-    drop = untrainable(turn)
+    drop = untrainable(turn, text=text)
     if drop is not None and drop.reason in OFF_POLICY:
         drop = None
     return {
@@ -122,9 +125,20 @@ def _sample(run: str, one: Numbered, blobs: BlobStore | None) -> dict[str, Any] 
     }
 
 
-def _recorded(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
-    """Of `turn_ids` those that are facts: an event that Postgres refused is none."""
-    found = connection.exec_driver_sql(
-        "SELECT turn_id FROM turns WHERE turn_id = ANY(%(ids)s)", {"ids": list(turn_ids)}
-    )
-    return set(found.scalars())
+def _turn(delivery: Delivery, blobs: BlobStore | None) -> TurnRecorded | None:
+    """What the event says; None where it cannot be read. Most have nothing to translate, to fetch or to replace: they
+    are read straight into the struct, four times as fast."""
+    names = {name: value for name, value in delivery.headers if name in ("ce_type", "ce_dataref")}
+    if names == {"ce_type": _NEWEST} and delivery.value is not None:
+        try:
+            turn = _decoder.decode(delivery.value)
+            if "\x00" not in turn.turn_id + turn.session_id:
+                return turn
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            pass  # a lone surrogate, for one: the other way can tell
+    try:
+        data = decode(delivery.value, delivery.headers, blobs).data
+    except MalformedEvent:
+        return None
+    assert isinstance(data, TurnRecorded)
+    return data
