@@ -61,6 +61,12 @@ def test_advantages_of_a_group_sum_to_0_and_do_not_depend_on_scale_or_shift() ->
         assert float(plain[part].sum()) == pytest.approx(0, abs=1e-5)
 
 
+def test_differences_of_a_millionth_are_held_back() -> None:
+    advantage, mask = group_advantage([2e-6, 0.0], ["a", "a"])
+    assert mask.all()
+    assert advantage.tolist() == pytest.approx([1 / (math.sqrt(2) + 1), -1 / (math.sqrt(2) + 1)], rel=1e-5)
+
+
 def test_rewards_that_differ_by_rounding_are_equal() -> None:
     assert not group_advantage([0.1 + 0.2, 0.3], ["a", "a"])[1].any()
 
