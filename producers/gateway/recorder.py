@@ -60,6 +60,7 @@ class Recorder:
         self._stopping = threading.Event()
         self._wake_sender = threading.Event()
         self._away = False
+        self._losing = False
         self.counts: dict[Recorded, int] = {"true": 0, "spooled": 0, "false": 0}
         self.refused_records = 0
         self._writer = threading.Thread(target=self._write, name="recorder-writer", daemon=True)
@@ -93,6 +94,16 @@ class Recorder:
     def broker_away(self) -> bool:
         """Whether the broker did not acknowledge the last time it was tried."""
         return self._away
+
+    @property
+    def alive(self) -> bool:
+        """Whether both threads run: without them nothing is recorded."""
+        return self._writer.is_alive() and self._sender.is_alive()
+
+    @property
+    def losing(self) -> bool:
+        """Whether the last turn went nowhere: the broker is away, and disk or spool is full."""
+        return self._losing
 
     @property
     def spool_bytes(self) -> int:
@@ -158,7 +169,9 @@ class Recorder:
             self._spool.append(records)
         except (SpoolFull, OSError) as err:
             log.error("a turn is not recorded: the broker is away and %s", err)  # noqa: TRY400 - no traceback each
+            self._losing = True
             return "false"
+        self._losing = False
         return "spooled"
 
     def _settle(self, future: Future[Recorded], outcome: Recorded) -> None:
@@ -236,5 +249,5 @@ class Recorder:
             return "away"
         if self._away:
             log.warning("the broker is back")
-        self._away = False
+        self._away = self._losing = False
         return "acknowledged"

@@ -16,6 +16,9 @@ from schemas.depth import MAX_DEPTH, nested_deeply
 from schemas.events import NextStateKind, TurnKind
 
 _MAX_SESSION_ID = 256
+_MAX_N = 128
+"""Answers of one request, as OpenAI bounds them."""
+
 _INT64 = range(-(1 << 63), 1 << 64)
 """The integers that the event's JSON can hold."""
 
@@ -42,18 +45,22 @@ class ChatRequest:
     next_state_kind: NextStateKind | None
 
 
-async def read_request(request: web.Request, max_bytes: int) -> ChatRequest:
-    """The request, checked. `max_bytes` is the application's bound, to be named where it is exceeded.
+async def read_body(request: web.Request, max_bytes: int) -> dict[str, Any]:
+    """The request's JSON object. `max_bytes` is the application's bound, to be named where it is exceeded.
+
+    Raises:
+        BadRequest: it is none, or cannot be recorded.
+    """
+    return _parse(await _data(request, max_bytes))
+
+
+def chat_request(request: web.Request, body: dict[str, Any], kind: TurnKind = "main") -> ChatRequest:
+    """The chat completion request that `body` and the headers are. `kind` is that of a turn which names none.
 
     Raises:
         BadRequest: it cannot be served or recorded as it is.
     """
-    body = _parse(await _data(request, max_bytes))
     messages = _messages(body)
-    if body.get("stream"):
-        raise BadRequest("stream: streaming is not supported; send stream: false", "stream")
-    if body.get("n") not in (None, 1):
-        raise BadRequest(f"n: one answer a request, not {body['n']!r}; send the request again for another", "n")
     given = request.headers.get("X-Session-Id")
     where = "X-Session-Id"
     if given is None and body.get("session_id") is not None:
@@ -66,7 +73,7 @@ async def read_request(request: web.Request, max_bytes: int) -> ChatRequest:
         messages=messages,
         session_id=session_id,
         derived=given is None,
-        kind=cast(TurnKind, _choice(request, "X-Turn-Type", get_args(TurnKind)) or "main"),
+        kind=cast(TurnKind, _choice(request, "X-Turn-Type", get_args(TurnKind)) or kind),
         closes=_choice(request, "X-Session-Done", ("true", "false")) == "true",
         next_state_kind=cast("NextStateKind | None", _choice(request, "X-Next-State-Kind", get_args(NextStateKind))),
     )
@@ -105,6 +112,12 @@ def _messages(body: dict[str, Any]) -> list[Message]:
         if not isinstance(message.get("role"), str):
             raise BadRequest(f"messages[{place}].role: each message has a role", f"messages[{place}].role")
     tools = body.get("tools")
+    n = body.get("n")
+    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= _MAX_N):
+        raise BadRequest(f"n: a number of answers from 1 to {_MAX_N} is needed", "n")
+    stream_options = body.get("stream_options")
+    if stream_options is not None and not isinstance(stream_options, dict):
+        raise BadRequest("stream_options: an object is needed", "stream_options")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise BadRequest("tools: a list of objects is needed", "tools")
     return messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,16 +60,29 @@ def failed(reason: FinishReason) -> Outcome:
 def events_of(exchange: Exchange, siblings: Siblings) -> tuple[str, list[Event]]:
     """The turn's id, and the events in the order in which they go on the log: what the request says to its parent
     turn, the turn, and the session's end if the caller declared it."""
-    messages: list[Message] = exchange.body["messages"]
-    conversation = thread_hash([*messages, exchange.outcome.message])
+    names, events = events_of_group([exchange], siblings)
+    return names[0], events
+
+
+def events_of_group(exchanges: Sequence[Exchange], siblings: Siblings) -> tuple[list[str], list[Event]]:
+    """The same for the candidates of one request, which differ in their outcome alone: each is a turn of its own, and
+    what the request says to its parent is said once. Candidates, if there are several, share a group_id."""
+    first = exchanges[0]
+    names = [_name(exchange, siblings) for exchange in exchanges]
+    group_id = digests.content_id("group", *names) if len(names) > 1 else None
+    observed = [_next_state(first, state) for state in first.place.next_states]
+    turns = [_event(one, name, _turn(one, name, group_id)) for one, name in zip(exchanges, names, strict=True)]
+    events = [*observed, *turns]
+    if first.closes:
+        closed_id = digests.content_id("closed", first.session_id, names[-1])
+        events.append(_event(first, closed_id, SessionClosed(session_id=first.session_id, reason="done")))
+    return names, events
+
+
+def _name(exchange: Exchange, siblings: Siblings) -> str:
+    conversation = thread_hash([*exchange.body["messages"], exchange.outcome.message])
     number = siblings.another(exchange.session_id, conversation)
-    name = turn_id(exchange.session_id, exchange.place.ordinal, conversation, number)
-    observed = [_next_state(exchange, state) for state in exchange.place.next_states]
-    events = [*observed, _event(exchange, name, _turn(exchange, name))]
-    if exchange.closes:
-        closed_id = digests.content_id("closed", exchange.session_id, name)
-        events.append(_event(exchange, closed_id, SessionClosed(session_id=exchange.session_id, reason="done")))
-    return name, events
+    return turn_id(exchange.session_id, exchange.place.ordinal, conversation, number)
 
 
 def _next_state(exchange: Exchange, state: NextState) -> Event:
@@ -86,7 +100,7 @@ def _next_state(exchange: Exchange, state: NextState) -> Event:
     return _event(exchange, state.next_state_id, data)
 
 
-def _turn(exchange: Exchange, name: str) -> TurnRecorded:
+def _turn(exchange: Exchange, name: str, group_id: str | None) -> TurnRecorded:
     tools = exchange.body.get("tools")
     return TurnRecorded(
         session_id=exchange.session_id,
@@ -101,6 +115,7 @@ def _turn(exchange: Exchange, name: str) -> TurnRecorded:
         policy=PolicyRef(name=exchange.policy, spans=exchange.outcome.spans),
         sampling={field: value for field, value in exchange.body.items() if field not in NOT_SAMPLING},
         tokens=exchange.outcome.tokens,
+        group_id=group_id,
         started_at=exchange.started_at,
         ended_at=exchange.ended_at,
         next_state_ids=[state.next_state_id for state in exchange.place.next_states],

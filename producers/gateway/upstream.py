@@ -1,67 +1,50 @@
 """Asking the policy's server: vLLM token by token, any other OpenAI-compatible server text by text.
 
-vLLM is asked in three steps, so that the recorded ids are the ones that went in and came out of the engine: `render`
-(messages to prompt ids and sampling parameters), `generate` (ids to ids, with log-probs and weight versions) and
-`derender` (ids to the answer that the caller gets). A server without these has its text recorded, without tokens.
+vLLM is asked in steps, so that the recorded ids are the ones that went in and came out of the engine: `render`
+(messages to prompt ids and sampling parameters), `generate` (ids to ids, with log-probs and weight versions) and, where
+the answer is not streamed, `derender` (ids to the answer that the caller gets). A server without these has its text
+recorded, without tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
-import aiohttp
-
+from producers.gateway import chat_stream, token_stream
 from producers.gateway.answers import Answer, with_tokens, without_last_token, without_tokens
-from schemas.depth import nested_deeply
+from producers.gateway.gathering import Gathered
+from producers.gateway.http import Absent, Http, UpstreamFailed, failed
 
-_CONNECT_S = 5.0
-"""A server that is there accepts within milliseconds; this is time for a few lost packets."""
+__all__ = ["Upstream", "UpstreamFailed"]
 
-_ABSENT = (404, 405)
-"""What a server that does not have an endpoint answers; vLLM answers 404 for an unknown model as well, and says so
-again when it is asked without tokens."""
+_ASK_AGAIN_S = 30.0
+"""How long a server that lacks an endpoint is not asked for it again: it may be replaced by one that has it."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class UpstreamFailed(RuntimeError):
-    """No answer: what to tell the caller.
-
-    `status` and `error` are the caller's response. `refused` tells that the request was at fault and the policy was
-    not asked; otherwise the turn is recorded as an error.
-    """
-
-    def __init__(self, status: int, error: dict[str, Any], *, refused: bool = False) -> None:
-        super().__init__(f"{status}: {error.get('message')}")
-        self.status = status
-        self.error = error
-        self.refused = refused
+CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
 
 
 class Upstream:
     """A client of one server. Use as `async with Upstream(...)`."""
 
     def __init__(self, url: str, *, model: str, api_key: str | None, timeout_s: float) -> None:
-        self._url = url.rstrip("/")
+        self.http = Http(url, api_key=api_key, timeout_s=timeout_s)
         self._model = model
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout_s = timeout_s
-        self._http: aiohttp.ClientSession | None = None
+        self._lacking: dict[str, float] = {}
 
     async def __aenter__(self) -> Upstream:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
-        connector = aiohttp.TCPConnector(limit=0)  # how many requests are in flight is the server's to bound
-        self._http = aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector)
+        await self.http.__aenter__()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._http is not None:
-            await self._http.close()
+        await self.http.__aexit__(*error)
+
+    def named(self, body: dict[str, Any]) -> dict[str, Any]:
+        """`body` with the name of the model, where it has none."""
+        return body if body.get("model") else {**body, "model": self._model}
 
     async def models(self) -> dict[str, Any]:
         """The server's list of models.
@@ -69,8 +52,18 @@ class Upstream:
         Raises:
             UpstreamFailed: it gave none.
         """
-        async with self._translated(), self._session().get(f"{self._url}/v1/models") as response:
-            return await _read(response)
+        async with self.http.translated():
+            return await self.http.get("/v1/models")
+
+    async def prompt_ids(self, body: dict[str, Any]) -> list[int] | None:
+        """The ids of a chat request's prompt; None where the server does not say them.
+
+        Raises:
+            UpstreamFailed: no answer, or a refusal.
+        """
+        async with self.http.translated():
+            prompt = await self._render(self.named(body))
+            return None if prompt is None else list(prompt["token_ids"])
 
     async def ask(self, body: dict[str, Any]) -> Answer:
         """The answer to a chat completion request, whole. Cancelling it aborts the server's work.
@@ -78,25 +71,85 @@ class Upstream:
         Raises:
             UpstreamFailed: no answer, or one that is none.
         """
-        body = body if body.get("model") else {**body, "model": self._model}
-        async with self._translated():
-            prompt = await self._post("/v1/chat/completions/render", body, optional=True)
-            generated = None if prompt is None else await self._generate(body, prompt)
-            if prompt is None or generated is None:
-                plain = await self._post("/v1/chat/completions", body)
-                assert plain is not None
-                return without_tokens(plain)
+        body = self.named(body)
+        async with self.http.translated():
+            prompt = await self._render(body)
+            if prompt is None:
+                return without_tokens(await self.http.post(CHAT, body))
+            try:
+                generated = await self.http.post(GENERATE, token_stream.generate_request(body, prompt))
+            except Absent:
+                return without_tokens(await self.http.post(CHAT, body))
             completion = await self._derender(body, prompt, generated)
             return with_tokens(body, prompt, generated, completion)
 
-    async def _generate(self, body: dict[str, Any], prompt: dict[str, Any]) -> dict[str, Any] | None:
-        sampling = prompt["sampling_params"]
-        sampling = {**sampling, "logprobs": sampling.get("logprobs") or 0}
-        request = {"model": body["model"], "token_ids": prompt["token_ids"], "sampling_params": sampling}
-        for name in ("cache_salt", "priority", "features"):
-            if prompt.get(name):
-                request[name] = prompt[name]
-        return await self._post("/inference/v1/generate", request, optional=True)
+    async def stream(self, body: dict[str, Any], gathered: Gathered) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of the answer to a chat completion request, each as soon as the server gives it; `gathered` has at
+        any time what is to be recorded of them. Closing the iterator aborts the server's work.
+
+        Raises:
+            UpstreamFailed: no answer, or the stream was cut, or is none.
+        """
+        body = self.named(body)
+        async with self.http.translated():
+            prompt = await self._render(body)
+        if prompt is not None and token_stream.plain(body, prompt):
+            request = token_stream.generate_request(body, prompt, stream=True, output_mode="text")
+            try:
+                async with (
+                    self.http.events(GENERATE, request) as events,
+                    aclosing(token_stream.token_chunks(body, prompt, events, gathered)) as chunks,
+                ):
+                    async for chunk in chunks:
+                        yield chunk
+            except Absent:
+                pass  # then nothing was given yet
+            else:
+                return
+        async with aclosing(self._chat_stream(body, gathered, asks_ids=prompt is not None)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _chat_stream(
+        self, body: dict[str, Any], gathered: Gathered, *, asks_ids: bool
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        before = await self.version() if asks_ids else None
+        async with (
+            self.http.events(CHAT, chat_stream.with_ids(body) if asks_ids else body) as events,
+            aclosing(chat_stream.passed_on(body, events, gathered, asked_ids=asks_ids)) as chunks,
+        ):
+            async for chunk in chunks:
+                yield chunk
+        if before is not None:
+            chat_stream.one_version(before, await self.version(), gathered)
+
+    async def version(self) -> str | None:
+        """The weight version that the server says it has now; None where it does not say."""
+        if self._lacks("/weight_info"):
+            return None
+        try:
+            async with self.http.translated():
+                said = await self.http.get("/weight_info")
+        except UpstreamFailed:
+            self._lacking["/weight_info"] = time.monotonic()
+            return None
+        found = said.get("weight_version")
+        return None if found is None else str(found)
+
+    async def _render(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        path = f"{CHAT}/render"
+        if self._lacks(path):
+            return None
+        try:
+            return await self.http.post(path, body)
+        except Absent as absent:
+            # vLLM answers 404 for an unknown model as well; asked without tokens it says so again.
+            if absent.endpoint:
+                self._lacking[path] = time.monotonic()
+            return None
+
+    def _lacks(self, path: str) -> bool:
+        return time.monotonic() - self._lacking.get(path, -_ASK_AGAIN_S) < _ASK_AGAIN_S
 
     async def _derender(
         self, body: dict[str, Any], prompt: dict[str, Any], generated: dict[str, Any]
@@ -109,59 +162,17 @@ class Upstream:
             "chat_request": body,
         }
         try:
-            completion = await self._post("/v1/chat/completions/derender", request)
+            return await self.http.post(f"{CHAT}/derender", request)
         except UpstreamFailed as err:
             # Whatever it dislikes, the policy has answered: this is no refusal of the request.
-            raise _failed(502, f"the model server could not read its own answer: {err}") from err
-        assert completion is not None
-        return completion
-
-    async def _post(self, path: str, body: dict[str, Any], *, optional: bool = False) -> dict[str, Any] | None:
-        """The JSON answer; None where the server does not have an `optional` endpoint."""
-        # A lone surrogate is no UTF-8 and no tokenizer takes it; it becomes U+FFFD, as in the record of the turn.
-        data = _SURROGATE.sub("\ufffd", json.dumps(body, ensure_ascii=False)).encode("utf-8")
-        headers = {"Content-Type": "application/json"}
-        async with self._session().post(f"{self._url}{path}", data=data, headers=headers) as response:
-            if optional and response.status in _ABSENT:
-                return None
-            return await _read(response)
-
-    @asynccontextmanager
-    async def _translated(self) -> AsyncIterator[None]:
-        """Every way in which a server fails, as UpstreamFailed."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                yield
-        except TimeoutError as err:
-            raise _failed(504, f"the model server did not answer within {self._timeout_s:g} s") from err
-        except aiohttp.ClientError as err:
-            raise _failed(502, f"the model server does not answer ({type(err).__name__})") from err
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as err:
-            raise _failed(502, f"the model server's answer is not what it should be ({type(err).__name__})") from err
-
-    def _session(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            raise RuntimeError("Upstream is used outside `async with`")
-        return self._http
+            raise failed(502, f"the model server could not read its own answer: {err}") from err
 
 
-async def _read(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    data = await response.read()
+async def alive(upstream: Upstream, within_s: float) -> bool:
+    """Whether the server answers at all."""
     try:
-        plain = json.loads(data)
-    except (ValueError, RecursionError):
-        plain = None
-    if nested_deeply(plain):
-        plain = None
-    if response.status == 200 and isinstance(plain, dict):
-        return plain
-    said = plain.get("error") if isinstance(plain, dict) else None
-    message = said.get("message") if isinstance(said, dict) else None
-    if response.status == 200 or response.status in (401, 403) or not 400 <= response.status < 500:
-        raise _failed(502, f"the model server answered {response.status}: {message or 'no JSON object'}")
-    error = said if isinstance(said, dict) else {"message": f"the model server refused: {response.status}"}
-    raise UpstreamFailed(response.status, error, refused=True)
-
-
-def _failed(status: int, message: str) -> UpstreamFailed:
-    return UpstreamFailed(status, {"message": message, "type": "upstream_error", "param": None, "code": status})
+        async with asyncio.timeout(within_s):
+            await upstream.models()
+    except (UpstreamFailed, TimeoutError):
+        return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,9 +25,11 @@ COMPLETION: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def serving(routes: dict[str, Handler]) -> AsyncIterator[str]:
-    """A server with these POST routes; gives its address."""
+async def serving(routes: dict[str, Handler], got: dict[str, Handler] | None = None) -> AsyncIterator[str]:
+    """A server with these POST (and GET) routes; gives its address."""
     app = web.Application()
+    for path, handler in (got or {}).items():
+        app.router.add_get(path, handler)
     for path, handler in routes.items():
         app.router.add_post(path, handler)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
@@ -82,3 +85,58 @@ async def health(address: str) -> dict[str, Any]:
         assert response.status == 200
         found: dict[str, Any] = await response.json()
         return found
+
+
+def chunk(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> dict[str, Any]:
+    """One chat.completion.chunk with one choice; `more` goes into the choice."""
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, **more}
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+
+
+def sampled(text: str, token: int, logprob: float = -0.5) -> dict[str, Any]:
+    """The fields of a choice that name its token, as vLLM gives them."""
+    return {"token_ids": [token], "logprobs": {"content": [{"token": text, "logprob": logprob, "top_logprobs": []}]}}
+
+
+def streaming(events: list[dict[str, Any] | str | Awaitable[Any]], end: bool = True) -> Handler:
+    """A server that streams these events: objects as JSON, text as it stands; what can be awaited is waited for first.
+    Without `end` the connection is cut after them."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for event in events:
+            if isinstance(event, dict | str):
+                text = event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n"
+                await response.write(text.encode())
+            else:
+                await event
+        if end:
+            await response.write(b"data: [DONE]\n\n")
+        elif request.transport is not None:
+            await asyncio.sleep(0.05)  # what was written must have left
+            request.transport.abort()
+        return response
+
+    return answer
+
+
+async def parsing(request: web.Request) -> web.Response:
+    """Render of a vLLM that has a reasoning parser: its own chunks are passed on."""
+    return web.json_response({"token_ids": [1, 2], "sampling_params": {}, "reasoning_parser_kwargs": {}})
+
+
+async def stream(
+    address: str, body: dict[str, Any], headers: dict[str, str] | None = None, path: str = "/v1/chat/completions"
+) -> AsyncIterator[str]:
+    """Each event (or comment) of a streamed answer, without its empty line."""
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{address}{path}", json={**body, "stream": True}, headers=headers) as response,
+    ):
+        assert response.status == 200, await response.text()
+        rest = ""
+        async for piece in response.content.iter_any():
+            *events, rest = (rest + piece.decode()).split("\n\n")
+            for event in events:
+                yield event
