@@ -15,6 +15,8 @@ from typing import Any
 CANARY_IDS = list(range(10, 74))
 """64 token ids that every vocabulary has. They need not mean anything: other weights give other log-probs."""
 
+_CANARY_TOKENS = 16
+"""A change that moves one log-prob of a prompt moves one of these soon."""
 _SHOWN = 300
 """Characters of a refusal that are kept: its first line, without a page of traceback."""
 
@@ -64,6 +66,25 @@ class PolicyServer:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         self._call("POST", "/collective_rpc", body)
 
+    def takes_adapters(self) -> bool:
+        """Whether the model's name is for an adapter: it is not one under which the server has its base model."""
+        return all(entry["id"] != self._model or entry.get("parent") is not None for entry in self._models())
+
+    def answers(self) -> bool:
+        """Whether the server knows the model's name now; one that is for an adapter, once an adapter was loaded."""
+        return any(entry["id"] == self._model for entry in self._models())
+
+    def load_adapter(self, path: Path) -> None:
+        """Put the adapter in `path` in the place of the one before, under the model's name. After a refusal the one
+        before is served."""
+        body = {"lora_name": self._model, "lora_path": str(path), "load_inplace": True}
+        try:
+            self._call("POST", "/v1/load_lora_adapter", body)
+        except ServerRefused as err:
+            raise ServerRefused(
+                f"{err} (vLLM needs --enable-lora, --max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)"
+            ) from err
+
     def forget_prefixes(self) -> None:
         """Drop every cached prefix, those of requests in flight too: what the old weights computed must not answer for
         the new ones. A request in flight goes on from its tokens, whose cache is computed again."""
@@ -82,6 +103,21 @@ class PolicyServer:
         scored = self._call("POST", "/inference/v1/generate", body)["prompt_logprobs"]
         return [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], scored[1:], strict=True)]
 
+    def canary(self) -> list[float]:
+        """Log-probs that other weights would give otherwise, nats: of `CANARY_IDS`; where the model's name is for an
+        adapter, of the likeliest tokens after them, since vLLM 0.32 on a CPU stops for good where a server that takes
+        adapters scores a prompt beside other requests."""
+        if not self.takes_adapters():
+            return self.log_probs(CANARY_IDS)
+        sampling = {"max_tokens": _CANARY_TOKENS, "temperature": 0.0, "logprobs": 0, "ignore_eos": True}
+        body = {"model": self._model, "token_ids": CANARY_IDS, "sampling_params": sampling}
+        choice = self._call("POST", "/inference/v1/generate", body)["choices"][0]
+        return [float(token["logprob"]) for token in choice["logprobs"]["content"]]
+
+    def _models(self) -> list[dict[str, Any]]:
+        models: list[dict[str, Any]] = self._call("GET", "/v1/models")["data"]
+        return models
+
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         data = None if method == "GET" else json.dumps(body or {}).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=self._headers, method=method)
@@ -93,5 +129,8 @@ class PolicyServer:
             raise ServerRefused(f"{path} answered {err.code}: {' '.join(text.split())[:_SHOWN]}") from err
         except (OSError, http.client.HTTPException) as err:
             raise ServerAway(f"{self.url}{path}: {getattr(err, 'reason', err) or type(err).__name__}") from err
-        decoded = json.loads(answer) if answer else {}
+        try:
+            decoded = json.loads(answer)
+        except ValueError:  # nothing, or a sentence: what matters is that it is no error
+            return {}
         return decoded if isinstance(decoded, dict) else {}

@@ -10,11 +10,15 @@ from threading import Event
 import msgspec
 from sqlalchemy import Connection, func, insert, select, text
 
-from learner.checkpoints import locate
 from learner.config import FollowConfig
 from learner.database import Stopped, in_transaction, make_engine
-from learner.loading import Load, Version, load_version
+from learner.deltas import DeltaFault
+from learner.loading import Load, load_version
+from learner.manifest import base_of
 from learner.policy_server import PolicyServer, ServerAway, ServerRefused
+from learner.retention import hold
+from learner.servable import Servable, Shelf
+from learner.stored import stored_version
 from learner.topic import TopicReader
 from schemas.messages import WEIGHTS_PUBLISHED, WeightsPublished
 from schemas.tables import weight_loads, weight_versions
@@ -57,7 +61,8 @@ class _Follower:
         self._engine = make_engine(config.database_url, "hindstream-weights")
         self._server = PolicyServer(config.server_url, config.model, timeout_s=config.timeout_s, api_key=config.api_key)
         self._wanted: int | None = None
-        self._serving: Version | None = None
+        self._shelf = Shelf(config.assembled_dir, config.weights_dir, config.policy, config.server_url)
+        self._serving: Servable | None = None
         self._retry_s, self._not_before, self._next_look = config.retry_s, 0.0, 0.0
         self._away = False
 
@@ -97,7 +102,7 @@ class _Follower:
             return
         try:
             self._look()
-            if self._serving is not None and self._serving.version == self._wanted:
+            if self._serving is not None and self._serving.version.version == self._wanted:
                 return
             if time.monotonic() >= self._not_before:
                 self._load(self._wanted)
@@ -127,10 +132,11 @@ class _Follower:
             server = {"server": self._config.server_url}
             if not connection.execute(_LOCK, server).scalar_one():
                 return None
-            wanted, base = self._version(connection, version), self._version(connection, 0)
-            load = load_version(self._server, wanted, self._serving, base)
+            # Retention leaves them until the row says that they are served.
+            hold(connection, self._config.policy, 0, version, *self._bases(connection, version))
+            load = self._try(connection, version)
             self._serving = load.serving
-            self._record(connection, wanted, load)
+            self._record(connection, version, load)
             return load
 
         load = in_transaction(self._engine, self._stop, work)
@@ -151,18 +157,27 @@ class _Follower:
         ).scalar_one()
         return newest
 
-    def _version(self, connection: Connection, version: int) -> Version:
-        config = self._config
-        row = connection.execute(
-            select(weight_versions.c.path, weight_versions.c.manifest).where(
-                weight_versions.c.policy == config.policy, weight_versions.c.version == version
-            )
-        ).one()
-        path = locate(row.path, config.weights_dir, config.policy, version)
-        return Version(config.policy, version, path, row.manifest)
+    def _bases(self, connection: Connection, version: int) -> list[int]:
+        found = stored_version(connection, self._config.weights_dir, self._config.policy, version)
+        base = base_of(found.manifest)
+        return [] if base is None else [base]
 
-    def _record(self, connection: Connection, wanted: Version, load: Load) -> None:
-        key = {"server": self._config.server_url, "policy": wanted.policy, "version": wanted.version}
+    def _try(self, connection: Connection, version: int) -> Load:
+        try:
+            wanted, base = self._shelf.get(connection, version), self._shelf.get(connection, 0)
+            if self._server.takes_adapters():
+                base = self._shelf.without_adapter(base)
+                if wanted.adapter is None:
+                    wanted = self._shelf.without_adapter(wanted)
+        except (DeltaFault, OSError) as err:
+            return Load(f"it was not put together: {err}", None, None, 0.0, self._serving)
+        load = load_version(self._server, wanted, self._serving, base)
+        if load.fault is None:
+            self._shelf.keep_only(wanted)
+        return load
+
+    def _record(self, connection: Connection, version: int, load: Load) -> None:
+        key = {"server": self._config.server_url, "policy": self._config.policy, "version": version}
         tried = select(func.coalesce(func.max(weight_loads.c.attempt), 0)).where(
             *(weight_loads.c[name] == value for name, value in key.items())
         )

@@ -59,6 +59,8 @@ class Vllm(Managed):
         command += ["--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)]
         # Tokens in, tokens out, and the weight version of every span of them.
         command += ["--enable-scale-out", *(["--enforce-eager"] if settings.enforce_eager else [])]
+        if settings.max_lora_rank:
+            command += ["--enable-lora", "--max-lora-rank", str(settings.max_lora_rank)]
         command += settings.extra_args
         self.say(f"starting with {settings.dtype} from {self._model.name}; about a minute on two cores")
         return processes.spawn(command, log=self.log, cwd=self.directory, env=self._environment())
@@ -91,6 +93,7 @@ class Vllm(Managed):
         cores = len(os.sched_getaffinity(0))
         environment = child_environment(
             VLLM_SERVER_DEV_MODE="1",
+            VLLM_ALLOW_RUNTIME_LORA_UPDATING="1",
             VLLM_NO_USAGE_STATS="1",
             VLLM_CPU_KVCACHE_SPACE=str(settings.kv_cache_gb),
             # Its default binds threads to cores and leaves one core out: on a machine of two that is half of
