@@ -11,25 +11,13 @@ from sqlalchemy import Connection, text
 
 from learner.errors import LearnerStopped
 from learner.samples import InvalidSample, TrainingSample
+from learner.texts import pairs_of, tokens_of
 from schemas.arrays import unpack_floats, unpack_ids
+from schemas.chat_tokens import ChatTokens
 from schemas.digests import batch_digest, sample_digest_of
 from schemas.messages import MicroBatchPublished
 from schemas.recipes import Needs, needs_of, recipe_from_dict
 from schemas.states import DROP_REASONS
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """One sample, and whose tokens it holds: the policy that answered and the oldest weight version among them.
-
-    `replayed`: a replay trains what an older policy said. No version of the new one is comparable with it, so no
-    staleness is known; how far off it is shows in the importance ratios.
-    """
-
-    sample: TrainingSample
-    policy: str
-    oldest_version: int | None
-    replayed: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,16 +28,36 @@ class Drop:
     detail: str
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """One sample, and whose tokens it holds: the policy that answered and the oldest weight version among them.
+
+    `replayed`: a replay trains what an older policy said. No version of the new one is comparable with it, so no
+    staleness is known; how far off it is shows in the importance ratios. `timeless`: nor is one asked for where the
+    recipe reads no log-prob of whoever answered. `unusable`: why it has no tokens to train; the sample is then empty.
+    """
+
+    sample: TrainingSample
+    policy: str
+    oldest_version: int | None
+    replayed: bool = False
+    timeless: bool = False
+    unusable: Drop | None = None
+
+
 _CONTENT = text(
     """
     SELECT s.sample_id, s.content_digest, s.state, s.staleness, t.prompt_ids, t.response_ids, t.response_logprobs,
            s.replay_order IS NOT NULL AS replayed, t.finish_reason, t.policy, t.oldest_version, t.group_id,
-           t.session_id, t.ordinal, w.value AS reward,
+           t.session_id, t.ordinal, t.turn_id, t.parent_turn_id, t.token_source, w.value AS reward, f.correction,
+           CASE WHEN :text THEN t.messages END AS messages, CASE WHEN :text THEN t.tools END AS tools,
+           CASE WHEN :text THEN t.response END AS response,
            c.logprobs AS teacher_logprobs, c.top_k, c.topk_ids, c.topk_logprobs, c.hinted_prompt_ids
     FROM samples s
     JOIN turns t ON t.turn_id = s.turn_id
     LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
     LEFT JOIN teacher_scores c ON c.run = s.run AND c.turn_id = s.turn_id
+    LEFT JOIN feedback f ON f.feedback_id = s.feedback_id
     WHERE s.micro_batch_id = :micro_batch
     ORDER BY s.position
     """
@@ -78,8 +86,11 @@ _EARLIER = text(
 whatever was judged meanwhile."""
 
 
-def load_batch(connection: Connection, message: MicroBatchPublished) -> list[Loaded] | None:
-    """The samples of a micro-batch in its order; None where it is consumed already.
+def load_batch(
+    connection: Connection, message: MicroBatchPublished, chat: ChatTokens | None = None
+) -> list[Loaded] | None:
+    """The samples of a micro-batch in its order; None where it is consumed already. `chat` makes the tokens of turns
+    that are known as text, for recipes that train such.
 
     Raises:
         LearnerStopped: it is not in the database, or holds other samples, another order or other content than
@@ -93,7 +104,8 @@ def load_batch(connection: Connection, message: MicroBatchPublished) -> list[Loa
         )
     if batch.state == "consumed":
         return None
-    rows = connection.execute(_CONTENT, named).all()
+    needs = needs_of(recipe_from_dict(batch.recipe))
+    rows = connection.execute(_CONTENT, named | {"text": needs.text}).all()
     if [row.sample_id for row in rows] != message.sample_ids:
         raise LearnerStopped(
             f"{_name(message)} holds {len(rows)} samples in the database and {len(message.sample_ids)} as announced, "
@@ -104,22 +116,29 @@ def load_batch(connection: Connection, message: MicroBatchPublished) -> list[Loa
         raise LearnerStopped(
             f"{_name(message)}: {len(unready)} samples are not batched, first {unready[0]}; it is held"
         )
-    loaded = _loaded(connection, message.micro_batch_id, batch.recipe, rows)
+    loaded = _loaded(connection, message.micro_batch_id, needs, rows, chat)
     if not batch.digest == message.digest == batch_digest(row.content_digest for row in rows):
         raise LearnerStopped(f"{_name(message)} has another digest in the database than announced; it is held")
     return loaded
 
 
-def load_trained(connection: Connection, micro_batch_id: str) -> list[TrainingSample]:
+def load_trained(connection: Connection, micro_batch_id: str, chat: ChatTokens | None = None) -> list[TrainingSample]:
     """The samples that a consumed micro-batch trained, in its order: what its weight version was made of.
 
     Raises:
         LearnerStopped: one was changed since.
     """
     named = {"micro_batch": micro_batch_id}
-    recipe = connection.execute(_ROW, named).one().recipe
-    rows = [row for row in connection.execute(_CONTENT, named).all() if row.state == "trained"]
-    return [one.sample for one in _loaded(connection, micro_batch_id, recipe, rows)]
+    needs = needs_of(recipe_from_dict(connection.execute(_ROW, named).one().recipe))
+    rows = connection.execute(_CONTENT, named | {"text": needs.text}).all()
+    loaded = _loaded(connection, micro_batch_id, needs, [row for row in rows if row.state == "trained"], chat)
+    for one in loaded:
+        if one.unusable is not None:
+            raise LearnerStopped(
+                f"sample {one.sample.sample_id} was trained and now has no tokens: {one.unusable.detail}. Put the "
+                "tokenizer and the chat template of version 0 back as they were"
+            )
+    return [one.sample for one in loaded]
 
 
 def why_not(one: Loaded, *, policy: str, version: int, bound: int) -> Drop | None:
@@ -128,7 +147,9 @@ def why_not(one: Loaded, *, policy: str, version: int, bound: int) -> Drop | Non
     Staleness is `version` minus the oldest version among its tokens; `bound` versions are allowed, 0 means the same
     version only.
     """
-    if not one.replayed and (old := _too_old(one, policy, version, bound)) is not None:
+    if one.unusable is not None:
+        return one.unusable
+    if not (one.replayed or one.timeless) and (old := _too_old(one, policy, version, bound)) is not None:
         return old
     try:
         one.sample.check()
@@ -153,32 +174,41 @@ def _too_old(one: Loaded, policy: str, version: int, bound: int) -> Drop | None:
     return None
 
 
-def _loaded(connection: Connection, micro_batch_id: str, recipe: dict[str, Any], rows: Sequence[Any]) -> list[Loaded]:
+def _loaded(
+    connection: Connection, micro_batch_id: str, needs: Needs, rows: Sequence[Any], chat: ChatTokens | None
+) -> list[Loaded]:
     """The samples of `rows`, each checked against its digest.
 
     Raises:
         LearnerStopped: one was changed since it became ready.
     """
-    needs = needs_of(recipe_from_dict(recipe))
     earlier: dict[str, list[float | None]] = {}
     if needs.session:
         for sample_id, reward in connection.execute(_EARLIER, {"micro_batch": micro_batch_id}):
             earlier.setdefault(sample_id, []).append(reward)
-    return [_checked(row, needs, tuple(earlier.get(row.sample_id, ()))) for row in rows]
+    pairs = pairs_of(rows) if needs.pairs else {}
+    return [_checked(row, needs, tuple(earlier.get(row.sample_id, ())), pairs.get(row.sample_id), chat) for row in rows]
 
 
-def _checked(row: Any, needs: Needs, earlier: tuple[float | None, ...]) -> Loaded:
+def _checked(
+    row: Any,
+    needs: Needs,
+    earlier: tuple[float | None, ...],
+    pair: tuple[str, bool] | None,
+    chat: ChatTokens | None,
+) -> Loaded:
     if sample_digest_of(row, needs) != row.content_digest:
         raise LearnerStopped(
             f"sample {row.sample_id} was changed after it became ready (its content digest is another); its "
             "micro-batch is held. Put the row back as it was, or drop the sample and its micro-batch"
         )
     taught = row.teacher_logprobs is not None
+    tokens = tokens_of(row, needs, chat)
     sample = TrainingSample(
         sample_id=row.sample_id,
-        prompt_ids=unpack_ids(row.prompt_ids),
-        response_ids=unpack_ids(row.response_ids),
-        response_logprobs=unpack_floats(row.response_logprobs),
+        prompt_ids=tokens.prompt_ids,
+        response_ids=tokens.response_ids,
+        response_logprobs=tokens.logprobs,
         reward=row.reward,
         teacher_logprobs=unpack_floats(row.teacher_logprobs) if taught else None,
         teacher_topk_ids=_by_token(unpack_ids(row.topk_ids), row.top_k) if taught else None,
@@ -188,8 +218,11 @@ def _checked(row: Any, needs: Needs, earlier: tuple[float | None, ...]) -> Loade
         group_id=row.group_id,
         earlier_rewards=earlier,
         staleness=row.staleness,
+        pair=pair,
+        correction_ids=tokens.correction_ids,
     )
-    return Loaded(sample, row.policy, row.oldest_version, row.replayed)
+    unusable = None if tokens.fault is None else Drop(*tokens.fault)
+    return Loaded(sample, row.policy, row.oldest_version, row.replayed, needs.text, unusable)
 
 
 def _by_token(values: NDArray[Any], top_k: int) -> NDArray[Any]:

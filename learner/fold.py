@@ -29,6 +29,7 @@ from learner.manifest import base_of, has_weights, kind_of, problems, result_fil
 from learner.options import step_options
 from learner.policy import Policy
 from learner.trainer_state import read_states, state_file
+from schemas.chat_tokens import ChatTokens
 from schemas.recipes import InvalidRecipe, Recipe, recipe_from_dict
 from schemas.tables import runs, weight_versions
 
@@ -119,7 +120,7 @@ def fold(
         policy = make()
     if state:
         policy.load_state(state_file(config.weights_dir, config.policy, begin))
-    _replay(policy, versions[begin + 1 :], options, engine, stop)
+    _replay(policy, versions[begin + 1 :], options, engine, stop, ChatTokens(base))
     return policy, len(versions) - 1 - begin
 
 
@@ -152,7 +153,14 @@ def _newest_state(config: LearnerConfig, versions: list[Any]) -> dict[str, Any] 
     return None
 
 
-def _replay(policy: Policy, versions: list[Any], options: Callable[[str], Any], engine: Engine, stop: Event) -> None:
+def _replay(
+    policy: Policy,
+    versions: list[Any],
+    options: Callable[[str], Any],
+    engine: Engine,
+    stop: Event,
+    chat: ChatTokens,
+) -> None:
     if versions:
         log.info("making the trainer's state again from %d micro-batches", len(versions))
     for row in versions:
@@ -161,7 +169,7 @@ def _replay(policy: Policy, versions: list[Any], options: Callable[[str], Any], 
         if row.run != policy.run:
             policy.change_run(row.run, options(row.run), row.version - 1)
         batch = row.micro_batch_id
-        samples = in_transaction(engine, stop, partial(load_trained, micro_batch_id=batch))
+        samples = in_transaction(engine, stop, partial(load_trained, micro_batch_id=batch, chat=chat))
         with threads_of(row.manifest):
             result = policy.train(samples) if samples else None
         if result is None or result.skipped_reason:

@@ -28,7 +28,8 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """Where a version comes from; everything but the policy is None for version 0."""
+    """Where a version comes from; everything but the policy is None for version 0. `tokenizer`: fingerprint of what
+    made tokens of text (`schemas.chat_tokens`); None, and no part of the manifest, where nothing did."""
 
     policy: str
     version: int
@@ -38,6 +39,11 @@ class Lineage:
     micro_batch_digest: str | None = None
     recipe_name: str | None = None
     recipe_digest: str | None = None
+    tokenizer: str | None = None
+
+    def said(self) -> dict[str, Any]:
+        """The lineage as a manifest holds it."""
+        return {name: value for name, value in asdict(self).items() if name != "tokenizer" or value is not None}
 
     def made(self, manifest: dict[str, Any]) -> bool:
         """Whether `manifest` is of a version with just this lineage."""
@@ -56,7 +62,7 @@ def file_sha256(path: Path) -> str:
 def build_manifest(directory: Path, lineage: Lineage, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The manifest of the files that lie in `directory` now, itself left out. `more` goes in as it is: kind, base,
     result, what it was made with."""
-    return {"format": 1, **asdict(lineage), **(more or {}), "files": file_entries(directory)}
+    return {"format": 1, **lineage.said(), **(more or {}), "files": file_entries(directory)}
 
 
 def file_entries(directory: Path) -> dict[str, dict[str, Any]]:

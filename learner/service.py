@@ -40,8 +40,9 @@ from learner.upload import Uploads
 from learner.watching.observers import Observers
 from learner.watching.steps import StepObserver, StepSeen, line
 from learner.watching.table import write_definitions
+from schemas.chat_tokens import ChatTokens
 from schemas.messages import MicroBatchPublished
-from schemas.recipes import Recipe
+from schemas.recipes import Recipe, needs_of
 from schemas.topics import MICRO_BATCHES
 
 log = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ class _Learner:
                 "[lora], or set HINDSTREAM_LEARNER__PUBLISH to full or delta"
             )
         self._under, self._full = in_transaction(engine, stop, self._bases)
+        self._chat = in_transaction(engine, stop, self._tokenizer)
         self._consumed = 0
         log.info("policy %s: training goes on from version %d", config.policy, self._version)
 
@@ -192,7 +194,9 @@ class _Learner:
                 f"{message.recipe_digest[:12]}; run {config.run!r} is of {config.policy!r} and "
                 f"{self._recipe.digest()[:12]}"
             )
-        loaded = in_transaction(self._engine, self._stop, lambda connection: load_batch(connection, message))
+        loaded = in_transaction(
+            self._engine, self._stop, lambda connection: load_batch(connection, message, self._chat)
+        )
         if loaded is None:
             return
         config.fault("after_load")
@@ -205,6 +209,7 @@ class _Learner:
             micro_batch_digest=message.digest,
             recipe_name=self._recipe.name,
             recipe_digest=message.recipe_digest,
+            tokenizer=None if self._chat is None else self._chat.fingerprint,
         )
         target = checkpoints.version_dir(config.weights_dir, config.policy, lineage.version)
         checkpoints.refuse_foreign(target, lineage)
@@ -264,6 +269,23 @@ class _Learner:
         place, policy, under = self._config.weights_dir, self._config.policy, self._policy.under
         pin_only(connection, policy, under or None, _HOLDER)
         return stored_version(connection, place, policy, under), newest_full(connection, place, policy)
+
+    def _tokenizer(self, connection: Connection) -> ChatTokens | None:
+        """That of version 0, where the recipe trains text.
+
+        Raises:
+            LearnerStopped: it has none that can be used.
+        """
+        if not needs_of(self._recipe).text:
+            return None
+        base = stored_version(connection, self._config.weights_dir, self._config.policy, 0).path
+        chat = ChatTokens(base)
+        try:
+            chat.check()
+        except (OSError, ValueError) as err:
+            words = f"recipe {self._recipe.name!r} trains text, and version 0 cannot read it"
+            raise LearnerStopped(f"{words}: {err}") from err
+        return chat
 
     def _prune(self) -> None:
         config = self._config

@@ -19,6 +19,7 @@ from processors.grouping import drop_uninformative, oldest_groups
 from processors.health import Health
 from processors.inserting import insert_new
 from processors.linking import recipes_of
+from processors.pairing import DECIDED, drop_unpaired, oldest_pairs
 from processors.patience import Pause
 from processors.replay.batching import decided_before
 from processors.transactions import Transactions
@@ -99,12 +100,19 @@ def next_micro_batch(connection: Connection, run: str, *, max_in_flight: int) ->
         {"run": run},
     ).one()
     if row.kind == "live":
-        _drop_stale(connection, run, row.policy, recipe.batch.max_staleness)
+        if not needs_of(recipe).text:  # no version is behind where no log-prob of it is read
+            _drop_stale(connection, run, row.policy, recipe.batch.max_staleness)
         before = None
     else:
         before = decided_before(connection, run)
     chosen: Sequence[Any]
-    if needs_of(recipe).groups:
+    if needs_of(recipe).pairs:
+        if row.kind == "replay" and not connection.exec_driver_sql(DECIDED, {"run": run}).scalar_one():
+            return None
+        _must_follow("dropped")
+        drop_unpaired(connection, run, live=row.kind == "live")
+        chosen = oldest_pairs(connection, run, recipe.batch.size, live=row.kind == "live")
+    elif needs_of(recipe).groups:
         if row.kind == "replay" and not connection.exec_driver_sql(READ, {"run": run}).scalar_one():
             return None
         _must_follow("dropped")

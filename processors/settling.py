@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ it then see what the first has committed. In sorted order, so that two batches c
 FINAL = """
 SELECT s.sample_id, s.turn_id,
        t.group_id,
+       t.finish_reason = 'length' AS truncated, corrected.feedback_id,
        w.status AS reward_status, w.value AS reward, w.explanation AS reward_explanation,
        h.status AS hint_status, h.reason AS hint_reason,
        teach.state AS teacher_state, teach.reason AS teacher_reason,
@@ -36,6 +37,12 @@ LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
 LEFT JOIN hints h ON h.run = s.run AND h.turn_id = s.turn_id
 LEFT JOIN evaluations teach ON teach.run = s.run AND teach.turn_id = s.turn_id AND teach.signal = 'teacher'
 LEFT JOIN teacher_scores c ON c.run = s.run AND c.turn_id = s.turn_id
+LEFT JOIN LATERAL (
+    SELECT f.feedback_id FROM feedback f
+    WHERE %(pairs)s AND f.turn_id = s.turn_id AND f.correction IS NOT NULL AND btrim(f.correction, E' \\t\\r\\n') <> ''
+      AND f.correction IS DISTINCT FROM t.response ->> 'content'
+    ORDER BY f.given_at DESC NULLS LAST, f.feedback_id LIMIT 1
+) corrected ON true
 WHERE s.sample_id = ANY(%(samples)s)
   AND NOT EXISTS (
       SELECT 1 FROM evaluations e
@@ -45,18 +52,22 @@ WHERE s.sample_id = ANY(%(samples)s)
 CONTENT = """
 SELECT s.sample_id, t.prompt_ids, t.response_ids, t.response_logprobs, w.value AS reward,
        c.logprobs AS teacher_logprobs, c.topk_ids, c.topk_logprobs,
-       t.group_id, t.session_id, t.ordinal,
-       CASE WHEN %(hinted)s THEN c.hinted_prompt_ids END AS hinted_prompt_ids
+       t.group_id, t.session_id, t.ordinal, t.parent_turn_id, t.token_source, t.finish_reason,
+       CASE WHEN %(hinted)s THEN c.hinted_prompt_ids END AS hinted_prompt_ids,
+       CASE WHEN %(text)s THEN t.messages END AS messages, CASE WHEN %(text)s THEN t.tools END AS tools,
+       CASE WHEN %(text)s THEN t.response END AS response, f.correction
 FROM samples s
+JOIN unnest(%(samples)s::text[], %(feedback)s::text[]) AS chosen(sample_id, feedback_id) USING (sample_id)
 JOIN turns t ON t.turn_id = s.turn_id
+LEFT JOIN feedback f ON f.feedback_id = chosen.feedback_id
 LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
 LEFT JOIN teacher_scores c ON c.run = s.run AND c.turn_id = s.turn_id
-WHERE s.sample_id = ANY(%(samples)s)
 """
 
 READY = """
-UPDATE samples s SET state = 'ready', ready_at = now(), updated_at = now(), content_digest = new.digest
-FROM unnest(%(samples)s::text[], %(digests)s::text[]) AS new(sample_id, digest)
+UPDATE samples s SET state = 'ready', ready_at = now(), updated_at = now(), content_digest = new.digest,
+       feedback_id = new.feedback_id
+FROM unnest(%(samples)s::text[], %(digests)s::text[], %(feedback)s::text[]) AS new(sample_id, digest, feedback_id)
 WHERE s.sample_id = new.sample_id AND s.state = 'pending'
 """
 
@@ -80,6 +91,9 @@ class Signals:
     teacher_reason: str | None = None
     taught: bool = False
     group_id: str | None = None
+    truncated: bool = False
+    feedback_id: str | None = None
+    """The newest correction of the turn, for recipes that compare pairs."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +109,21 @@ def why_not_trained(recipe: Recipe, signals: Signals) -> tuple[str, str] | None:
 
     A signal carries one where the recipe weighs it and it is a reward, or teacher scores. A reward of 0 is one only
     where the recipe compares rewards with others; where it compares the candidates of one prompt, a turn that is no
-    candidate is `uninformative`. Else the first of these that holds is the reason: a failed judge (`reward_failed`), a
-    failed hint giver or teacher (`hint_failed`), too few valid votes (`reward_abstained`), and otherwise `no_signal`.
-    Faults come first, since somebody can mend them.
+    candidate is `uninformative`. A recipe of pairs takes a correction for one, and one that imitates every answer needs
+    no reward. Where text is trained, an answer that was cut off says nothing, if the recipe leaves such out. Else the
+    first of these that holds is the reason: a failed judge (`reward_failed`), a failed hint giver or teacher
+    (`hint_failed`), too few valid votes (`reward_abstained`), and otherwise `no_signal`. Faults come first, since
+    somebody can mend them.
     """
     rewarded, hinted, needs = recipe.loss.w_rl != 0, recipe.loss.w_opd != 0, needs_of(recipe)
+    corrected = needs.pairs and signals.feedback_id is not None
+    if needs.text and signals.truncated and not recipe.loss.train_truncated and not corrected:
+        return "no_signal", "cut off at the length limit"
+    if corrected or needs.unrewarded:
+        return None
     scored = rewarded and signals.reward is not None and (signals.reward != 0 or needs.zero_counts)
+    if needs.liked_only:
+        scored = scored and signals.reward is not None and signals.reward > 0
     alone = needs.groups and signals.group_id is None
     if (scored and not alone) or (hinted and signals.taught):
         return None
@@ -137,11 +160,12 @@ def settle(connection: Connection, run: str, turn_ids: Iterable[str]) -> Settled
     if not locked:
         return Settled(0, 0)
     recipe = recipes_of(connection, [run])[run]
-    final = connection.exec_driver_sql(FINAL, {"samples": list(locked)}).all()
-    verdicts = [(row.sample_id, why_not_trained(recipe, _signals(row))) for row in final]
-    ready = [sample for sample, reason in verdicts if reason is None]
-    dropped = [(sample, reason) for sample, reason in verdicts if reason is not None]
-    _make_ready(connection, ready, needs_of(recipe))
+    needs = needs_of(recipe)
+    final = connection.exec_driver_sql(FINAL, {"samples": list(locked), "pairs": needs.pairs}).all()
+    verdicts = [(row, why_not_trained(recipe, _signals(row))) for row in final]
+    ready = {row.sample_id: row.feedback_id for row, reason in verdicts if reason is None}
+    dropped = [(row.sample_id, reason) for row, reason in verdicts if reason is not None]
+    _make_ready(connection, ready, needs)
     _drop(connection, dropped)
     return Settled(len(ready), len(dropped))
 
@@ -157,16 +181,20 @@ def _signals(row: Any) -> Signals:
         teacher_reason=row.teacher_reason,
         taught=row.taught,
         group_id=row.group_id,
+        truncated=row.truncated,
+        feedback_id=row.feedback_id,
     )
 
 
-def _make_ready(connection: Connection, sample_ids: Sequence[str], needs: Needs) -> None:
-    if not sample_ids:
+def _make_ready(connection: Connection, ready: Mapping[str, str | None], needs: Needs) -> None:
+    """`ready`: samples, each with the correction that it is trained with."""
+    if not ready:
         return
     _must_follow("ready")
-    wanted = {"samples": list(sample_ids), "hinted": needs.hinted_prompt}
+    chosen = {"samples": list(ready), "feedback": list(ready.values())}
+    wanted = {**chosen, "hinted": needs.hinted_prompt or needs.prompt_scores, "text": needs.text}
     digests = {row.sample_id: sample_digest_of(row, needs) for row in connection.exec_driver_sql(CONTENT, wanted)}
-    connection.exec_driver_sql(READY, {"samples": list(digests), "digests": list(digests.values())})
+    connection.exec_driver_sql(READY, {**chosen, "digests": [digests[sample] for sample in ready]})
 
 
 def _drop(connection: Connection, dropped: Sequence[tuple[str, tuple[str, str]]]) -> None:

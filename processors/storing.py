@@ -12,7 +12,7 @@ from processors.dead_letters import CONFLICT, DeadLetter, Delivery
 from processors.inserting import insert_new
 from processors.rows import Row
 from processors.sessions import insert_sessions
-from processors.trainable import NEVER_JUDGED, Drop, of_another_policy
+from processors.trainable import NEVER_JUDGED, Drop, of_another_policy, untrainable
 from schemas import tables
 from schemas.database import in_words, is_refused
 from schemas.digests import sample_id
@@ -190,16 +190,17 @@ def _open_samples(connection: Connection, turns: list[Item]) -> None:
     if not turns:
         return
     runs = connection.exec_driver_sql(
-        "SELECT run, policy FROM runs WHERE ended_at IS NULL AND kind = 'live' ORDER BY run"
+        "SELECT run, policy, coalesce(recipe -> 'batch' ->> 'tokens' = 'text', false) AS text FROM runs "
+        "WHERE ended_at IS NULL AND kind = 'live' ORDER BY run"
     ).all()
-    rows = [_sample(row.run, row.policy, item) for row in runs for item in turns]
+    rows = [_sample(row.run, row.policy, item, text=row.text) for row in runs for item in turns]
     insert_new(connection, tables.samples, rows)
 
 
-def _sample(run: str, policy: str, item: Item) -> Row:
+def _sample(run: str, policy: str, item: Item, *, text: bool) -> Row:
     turn = item.event.data
     assert isinstance(turn, TurnRecorded)
-    drop = item.drop or of_another_policy(turn, policy)
+    drop = (untrainable(turn, text=True) if text else item.drop) or of_another_policy(turn, policy)
     return {
         "sample_id": sample_id(run, turn.turn_id),
         "run": run,

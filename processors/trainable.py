@@ -44,7 +44,10 @@ def untrainable(turn: TurnRecorded, *, text: bool = False) -> Drop | None:
         return Drop("retokenised", f"{response} response ids come from text, not from the engine")
     if logprobs != response:
         return Drop("logprob_length_mismatch", f"{logprobs} log-probs for {response} response ids")
-    bad = [i for i, value in enumerate(tokens.response_logprobs) if not _is_float32(value)]
+    # One sum tells that all are finite numbers, as they mostly are: a NaN fails the comparison.
+    values = [value for value in tokens.response_logprobs if value is not None]
+    finite = len(values) == logprobs and sum(map(abs, values)) <= _FLOAT32_MAX
+    bad = [] if finite else [i for i, value in enumerate(tokens.response_logprobs) if not _is_float32(value)]
     if bad:
         return Drop("non_finite_logprob", f"{len(bad)} of {response} log-probs are not finite, the first at {bad[0]}")
     gap = _unknown_from(turn.policy.spans, response)

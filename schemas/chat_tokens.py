@@ -68,6 +68,14 @@ class ChatTokens:
         paths = [self._directory / name for name in _FILES]
         return digest_of([[path.name, sha256_hex(path.read_bytes())] for path in paths if path.is_file()])
 
+    def check(self) -> None:
+        """Read it.
+
+        Raises:
+            OSError, ValueError: the directory holds no tokenizer, or no chat template.
+        """
+        self.turn([{"role": "user", "content": "?"}], [], {"role": "assistant", "content": "!"})
+
     def turn(
         self, messages: list[Message], tools: list[dict[str, Any]], answer: Message, *, whole: bool = True
     ) -> TurnTokens:

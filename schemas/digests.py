@@ -89,9 +89,26 @@ def sample_digest(
     return digest_of([*content, more] if more else content)
 
 
+def prompt_digest(messages: Any, tools: Any) -> str:
+    """Equal for turns that answered the same messages with the same tools."""
+    return digest_of([messages, tools])
+
+
+def siblings_key(row: Any) -> str:
+    """Equal for answers that may be compared: candidates of one group, or else branches of one session at the same
+    place, to the same messages. `row` has `group_id`, `session_id`, `parent_turn_id`, `messages` and `tools`."""
+    place = [row.group_id] if row.group_id is not None else [row.session_id, row.parent_turn_id]
+    return digest_of([*place, prompt_digest(row.messages, row.tools)])
+
+
+def known_as_text(row: Any) -> bool:
+    """Whether a turn has no ids that its engine gave. `row` has `token_source`, `prompt_ids` and `response_ids`."""
+    return row.token_source != "engine" or not len(row.prompt_ids) or not len(row.response_ids)
+
+
 def sample_digest_of(row: Any, needs: Needs) -> str:
     """The digest of a sample from its row: the arguments of `sample_digest` as attributes, and of `group_id`,
-    `session_id`, `ordinal` and `hinted_prompt_ids` what its recipe reads."""
+    `session_id`, `ordinal`, `hinted_prompt_ids`, text, siblings and correction what its recipe reads."""
     more: dict[str, str | int | None] = {}
     if needs.groups:
         more["group_id"] = row.group_id
@@ -100,6 +117,13 @@ def sample_digest_of(row: Any, needs: Needs) -> str:
     if needs.hinted_prompt:
         hinted = row.hinted_prompt_ids
         more["hinted_prompt_ids"] = None if hinted is None else sha256_hex(hinted)
+    if needs.prompt_scores and row.teacher_logprobs is not None:
+        more["scored_ids"] = sha256_hex(row.hinted_prompt_ids)
+    if needs.text and known_as_text(row):
+        more["text"] = digest_of([row.messages, row.tools, row.response, row.finish_reason])
+    if needs.pairs:
+        more["siblings"] = siblings_key(row)
+        more["correction"] = None if row.correction is None else digest_of(row.correction)
     return sample_digest(
         prompt_ids=row.prompt_ids,
         response_ids=row.response_ids,

@@ -24,6 +24,7 @@ DROP_REASONS: dict[str, str] = {
     "error": "the policy server failed",
     "no_tokens": "no token ids of prompt or response were recorded",
     "retokenised": "token ids come from text that was tokenised again, and the recipe needs sampled log-probs",
+    "not_renderable": "the policy's chat template and tokenizer make no tokens of its text",
     "logprob_length_mismatch": "not one log-prob for each response token",
     "non_finite_logprob": "a recorded log-prob is not a finite number",
     "other_policy": "another policy than the run's answered: its weight versions cannot be compared",

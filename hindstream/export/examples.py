@@ -16,13 +16,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, select
 
 from schemas.chat import answer_of, prompt_of
-from schemas.digests import digest_of
+from schemas.digests import prompt_digest
+from schemas.pairs import best_with_worst
 from schemas.tables import feedback, rewards, runs, samples, turns
 
 Kind = Literal["sft", "dpo", "kto"]
@@ -96,22 +98,18 @@ def _branches(connection: Connection, run: RunOf) -> Iterator[Example]:
 
 
 def _pairs(run: RunOf, rows: Iterable[dict[str, Any]], why: str) -> Iterator[Example]:
-    """The best with the worst, the second best with the second worst, and so on while they differ: each turn is in one
-    pair at most, so none weighs more than another."""
     by_prompt: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        by_prompt.setdefault(digest_of([row["messages"], row["tools"]]), []).append(row)
+        by_prompt.setdefault(prompt_digest(row["messages"], row["tools"]), []).append(row)
     for same in by_prompt.values():
-        ranked = sorted(same, key=lambda row: (-row["value"], row["turn_id"]))
-        for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
-            if better["value"] > worse["value"]:
-                yield _prompt(better) | {
-                    "chosen": [answer_of(better["response"])],
-                    "rejected": [answer_of(worse["response"])],
-                    **_of_pair(run, why, worse),
-                    "chosen_turn_id": better["turn_id"],
-                    "chosen_reward": better["value"],
-                }
+        for better, worse in best_with_worst(same, itemgetter("value"), itemgetter("turn_id")):
+            yield _prompt(better) | {
+                "chosen": [answer_of(better["response"])],
+                "rejected": [answer_of(worse["response"])],
+                **_of_pair(run, why, worse),
+                "chosen_turn_id": better["turn_id"],
+                "chosen_reward": better["value"],
+            }
 
 
 def _corrections(connection: Connection, run: RunOf) -> Iterator[Example]:

@@ -14,7 +14,7 @@ class Needs:
     of the session's earlier turns. `hinted_prompt`: the prompt with the hint in it, for a teacher in the learner.
     `reference`: the base model's log-probs. `liked_only`: only a reward above 0 is a signal. `unrewarded`: an answer is
     one, whatever its reward. `pairs`: micro-batches hold pairs of answers. `text`: a turn needs no token ids.
-    `prompt_scores`: the teacher reads no hint."""
+    `prompt_scores`: the teacher reads no hint. `unanswered`: a turn that nothing answered may say something too."""
 
     zero_counts: bool
     groups: bool
@@ -26,6 +26,7 @@ class Needs:
     pairs: bool = False
     text: bool = False
     prompt_scores: bool = False
+    unanswered: bool = False
 
 
 def needs_of(recipe: Recipe) -> Needs:
@@ -45,4 +46,5 @@ def needs_of(recipe: Recipe) -> Needs:
         pairs=rl and advantage.pairs,
         text=recipe.batch.tokens == "text",
         prompt_scores=opd and recipe.hint is None,
+        unanswered=(rl and (advantage.unrewarded or advantage.pairs)) or (opd and recipe.hint is None),
     )
