@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 import psycopg
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, TimeoutError
+
+from schemas.lists import dump_lists_quickly
 
 _CONNECT_S = 5
 """A server that is up answers in milliseconds; one that is away should be told and retried, not waited for."""
@@ -52,7 +54,7 @@ def make_engine(
     limits = {"statement_timeout": _STATEMENT_MS}
     if idle_in_transaction_ms is not None:
         limits["idle_in_transaction_session_timeout"] = idle_in_transaction_ms
-    return create_engine(
+    engine = create_engine(
         url,
         pool_size=pool_size,
         max_overflow=0,
@@ -67,6 +69,8 @@ def make_engine(
             "options": " ".join(f"-c {name}={value}" for name, value in limits.items()),
         },
     )
+    event.listen(engine, "connect", lambda connection, _: dump_lists_quickly(connection))
+    return engine
 
 
 def to_json(value: Any) -> str:

@@ -19,7 +19,9 @@ from sqlalchemy import Connection
 from processors.inserting import insert_new
 from schemas import tables
 from schemas.digests import canonical_json, digest_of
-from schemas.text import sanitise
+from schemas.text import sanitise, sanitise_text
+
+_NUL = b"\\u0000"
 
 
 def answer_digest(
@@ -42,11 +44,19 @@ def question_digests(
 ) -> list[str]:
     """`answer_digest` without a version for each of the votes with `samplings`, whose seed is the vote's number. What
     is rendered is written as JSON once for all of them."""
-    written = msgspec.Raw(canonical_json(sanitise(rendered)[0]))
-    name = sanitise(model)[0]
+    written, name = msgspec.Raw(_clean_json(rendered)), sanitise_text(model)
     return [
         digest_of([purpose, name, None, prompt_digest, written, sampling, sampling["seed"]]) for sampling in samplings
     ]
+
+
+def _clean_json(rendered: Any) -> bytes:
+    """Canonical JSON, sanitised; what was read from the database has nothing to replace, and its JSON shows it."""
+    try:
+        plain = canonical_json(rendered)
+    except ValueError:  # a lone surrogate
+        plain = _NUL
+    return canonical_json(sanitise(rendered)[0]) if _NUL in plain else plain
 
 
 def known_answers(connection: Connection, digests: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from schemas import tables
 from schemas.digests import canonical_json, content_id
 from schemas.messages import SIGNAL_FINAL, SignalFinal
 from schemas.states import EVALUATION_TRANSITIONS, may_follow
-from schemas.text import sanitise
+from schemas.text import sanitise_text
 from schemas.topics import MAX_EVENT_BYTES, SIGNALS
 
 OPEN_TEACHER = """
@@ -87,8 +87,7 @@ def _key(outcome: Outcome) -> dict[str, Any]:
 
 
 def _clean(text: str | None) -> str | None:
-    clean: str | None = sanitise(text)[0]
-    return clean
+    return None if text is None else sanitise_text(text)
 
 
 def _vote_rows(outcome: Outcome) -> list[dict[str, Any]]:
