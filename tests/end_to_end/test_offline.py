@@ -42,7 +42,7 @@ def tiny_chat_model(directory: Path, tokenizer: Path) -> Path:
         max_position_embeddings=256,
         tie_word_embeddings=True,
     )
-    model: Any = LlamaForCausalLM(config)
+    model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     model.to(torch.bfloat16).save_pretrained(directory)
     for name in TOKENIZER_FILES:
         shutil.copy(tokenizer / name, directory / name)
