@@ -1,7 +1,7 @@
 """Scores that need no model: people's feedback, an environment's verdict, an exit code, the recipe's text rules.
 
-Order of precedence: people, then verdicts, then exit codes, then rules; a model is asked only where none of them can
-tell. Pure: the same facts always give the same score.
+Order of precedence: verdicts, then exit codes, then rules in Python, then text rules. Pure: the same facts always give
+the same score.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from processors.evaluators.inputs import Answered, Feedback, NextState
+from processors.evaluators.rules import asked
 from processors.evaluators.votes import Vote
 from schemas.recipes import InvalidRecipe, TextRule
 
@@ -24,15 +25,16 @@ def votes_of_people(feedback: Sequence[Feedback]) -> list[Vote]:
     return [vote for one in feedback if (vote := _person(one)) is not None]
 
 
-def votes_of_code(answered: Answered, rules: Sequence[TextRule]) -> list[Vote]:
+def votes_of_code(answered: Answered, rules: Sequence[TextRule], functions: Sequence[str] = ()) -> list[Vote]:
     """What the next states say by themselves: at most one valid vote, last in the list; before it, invalid ones for
-    verdicts that are no number in [0, 1]. No valid vote: code cannot tell.
+    verdicts that are no number in [0, 1] and for rules in Python that fail. No valid vote: code cannot tell.
 
     Of several verdicts the lowest counts, of several exit codes the first that is not 0: a turn whose parallel calls
-    did not all succeed has not succeeded. Rules are tried in the recipe's order, each on the texts in theirs.
+    did not all succeed has not succeeded. Rules are tried in the recipe's order, those in Python first, each on the
+    texts in theirs.
 
     Raises:
-        InvalidRecipe: a rule's pattern is no regular expression.
+        InvalidRecipe: a rule's pattern is no regular expression, or a rule in Python is not installed.
     """
     votes: list[Vote] = []
     verdicts = []
@@ -51,6 +53,11 @@ def votes_of_code(answered: Answered, rules: Sequence[TextRule]) -> list[Vote]:
     if codes:
         worst = next((code for code in codes if code != 0), 0)
         return [*votes, _code("exit_code", 1 if worst == 0 else -1, f"exit code {worst}", None)]
+    for name in functions:
+        if (vote := asked(name, answered)) is not None:
+            votes.append(vote)
+            if vote.status == "valid":
+                return votes
     for number, rule in enumerate(rules):
         found = _first_match(rule, answered.next_states)
         if found is not None:

@@ -1,4 +1,5 @@
-"""The evaluative signal of a turn: people outrank code, code outranks a model's votes."""
+"""The evaluative signal of a turn: people outrank code, code outranks a model's votes, or they are combined as the
+recipe says."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from processors.evaluators.code_judge import votes_of_code, votes_of_people
+from processors.evaluators.combining import KINDS, Kind, combine
 from processors.evaluators.inputs import Answered, Turn
 from processors.evaluators.llm_judge import Answer, Panel, passing_fault, verdict_vote
 from processors.evaluators.prompts import prompt_for
@@ -38,16 +40,15 @@ def reward_by_rules(spec: JudgeSpec, answered: Answered) -> Opinion | None:
     """The reward without a model; None where a model must be asked.
 
     Raises:
-        InvalidRecipe: a rule's pattern is no regular expression.
+        InvalidRecipe: a rule's pattern is no regular expression, or a rule in Python is not installed.
     """
-    people = votes_of_people(answered.feedback)
-    if people:
-        return Opinion(result=_counted(tally(_scores(people), quorum=1), people, "HUMAN"), votes=tuple(people))
-    code = votes_of_code(answered, spec.rules) if spec.code else []
-    if code and code[-1].status == "valid":
-        return Opinion(result=_counted(tally(_scores(code), quorum=1), code, "CODE"), votes=tuple(code))
-    if spec.votes and answered.next_states:
+    votes = _votes_without_model(spec, answered)
+    said = _said(votes)
+    asks = bool(spec.votes and answered.next_states)
+    if asks and (spec.combine != "first" or not said):
         return None
+    if said:
+        return Opinion(result=_combined(spec, votes, said), votes=tuple(votes))
     explanation = "no feedback, verdict, exit code or rule applies, and the recipe asks no model"
     if not answered.next_states:
         explanation = "nothing answered the turn, so nobody can say whether it was liked"
@@ -56,10 +57,10 @@ def reward_by_rules(spec: JudgeSpec, answered: Answered) -> Opinion | None:
         value=None,
         annotator_kind="CODE",
         votes_valid=0,
-        votes_total=len(code),
+        votes_total=len(votes),
         explanation=explanation,
     )
-    return Opinion(result=result, votes=tuple(code))
+    return Opinion(result=result, votes=tuple(votes))
 
 
 async def reward_by_model(spec: JudgeSpec, answered: Answered, turn: Turn, panel: Panel, *, characters: int) -> Opinion:
@@ -72,15 +73,22 @@ async def reward_by_model(spec: JudgeSpec, answered: Answered, turn: Turn, panel
 def reward_by_answers(
     spec: JudgeSpec, answered: Answered, prompt_digest: str, model: str, answers: list[Answer]
 ) -> Opinion:
-    """The majority of the votes that `model` gave as `answers`.
+    """The majority of the votes that `model` gave as `answers`, combined with what people and code say where
+    `spec.combine` asks for it.
 
-    With fewer than `spec.quorum` valid ones the reward is `abstained`, or `failed` where no vote was answered at
-    all; in both cases `retry_reason` is set where another try may bring the missing ones.
+    With fewer than `spec.quorum` valid ones the model says nothing; then the reward is `abstained`, or `failed` where
+    no vote was answered at all, unless others can tell. `retry_reason` is set where another try may bring the missing
+    votes.
     """
     votes = [verdict_vote(answer, model, prompt_digest) for answer in answers]
-    before = votes_of_code(answered, spec.rules) if spec.code else []  # invalid ones: they are kept, and count nothing
+    before = _votes_without_model(spec, answered)
+    said = {} if spec.combine == "first" else _said(before)  # or else they hold only invalid ones, which are kept
     counted = tally(_scores(votes), quorum=spec.quorum)
-    if all(vote.status == "error" for vote in votes):
+    if said:
+        if counted.value is not None:
+            said["LLM"] = counted
+        result = _combined(spec, [*before, *votes], said)
+    elif all(vote.status == "error" for vote in votes):
         result = failed_reward(votes[0].explanation or "no answer", total=len(votes))
     else:
         result = _counted(counted, votes, "LLM")
@@ -95,17 +103,54 @@ def failed_reward(reason: str, *, total: int = 0) -> RewardResult:
     )
 
 
+def _votes_without_model(spec: JudgeSpec, answered: Answered) -> list[Vote]:
+    """People's votes, then code's. Code is not asked where people's decide alone."""
+    people = votes_of_people(answered.feedback)
+    if not spec.code or (people and spec.combine == "first"):
+        return people
+    return [*people, *votes_of_code(answered, spec.rules, spec.functions)]
+
+
+def _said(votes: list[Vote]) -> dict[Kind, Tally]:
+    """What people and code say, as far as they can tell."""
+    said: dict[Kind, Tally] = {}
+    for kind in KINDS:
+        counted = tally(_scores([vote for vote in votes if vote.annotator_kind == kind]), quorum=1)
+        if counted.value is not None:
+            said[kind] = counted
+    return said
+
+
+def _combined(spec: JudgeSpec, votes: list[Vote], said: dict[Kind, Tally]) -> RewardResult:
+    """Of one kind alone its own count; of several what the recipe's rule makes of them."""
+    if len(said) == 1:
+        ((kind, counted),) = said.items()
+        return _counted(counted, [vote for vote in votes if vote.annotator_kind == kind], kind)
+    one = combine(spec.combine, {kind: counted.value for kind, counted in said.items() if counted.value is not None})
+    return RewardResult(
+        status=one.status,
+        value=one.value,
+        annotator_kind=one.kind,
+        votes_valid=sum(vote.status == "valid" for vote in votes),
+        votes_total=len(votes),
+        explanation=f"{one.words}; {_words(votes)}",
+    )
+
+
 def _scores(votes: list[Vote]) -> list[int | None]:
     return [vote.score if vote.status == "valid" else None for vote in votes]
 
 
 def _counted(counted: Tally, votes: list[Vote], kind: Literal["LLM", "CODE", "HUMAN"]) -> RewardResult:
-    words = "; ".join(f"{vote.annotator}: {vote.explanation or vote.status}" for vote in votes)
     return RewardResult(
         status=counted.status,
         value=counted.value,
         annotator_kind=kind,
         votes_valid=counted.valid,
         votes_total=counted.total,
-        explanation=words,
+        explanation=_words(votes),
     )
+
+
+def _words(votes: list[Vote]) -> str:
+    return "; ".join(f"{vote.annotator}: {vote.explanation or vote.status}" for vote in votes)

@@ -55,6 +55,8 @@ def _signals(recipe: Recipe) -> Iterator[str]:
         yield "judge: code is false and votes is 0, so nothing could score a turn"
     if judge and judge.votes and not 1 <= judge.quorum <= judge.votes:
         yield f"judge.quorum {judge.quorum} must be between 1 and votes {judge.votes}"
+    if judge and judge.functions and not judge.code:
+        yield "judge.functions are asked by the code judge: set judge.code to true, or leave them out"
     if hint and hint.context is not None and not hint.context.strip():
         yield "hint.context is empty: give the text that the teacher sees, or leave the field out"
     if hint and hint.context is None and not hint.patterns and hint.votes < 1:

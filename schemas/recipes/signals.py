@@ -25,7 +25,17 @@ class JudgeSpec(Spec, frozen=True, kw_only=True):
     The code judge looks first: a verdict, an exit code, then `rules` in order, the first that is found. Where it
     cannot tell, and `votes` > 0, the LLM judge is asked `votes` times (each with its own seed) and the majority of
     the valid votes is the reward; fewer than `quorum` valid votes give no reward (`abstained`).
+
+    `functions`: rules in Python, by their name in the entry point group `hindstream.rules`; the code judge asks them in
+    order, before `rules`.
+
+    `combine`: what the reward is where judges of several kinds can tell. "first": people's, else code's, else the
+    model's, which is asked only where neither can. "majority" and "all_agree" ask every kind that there is, and each
+    has one voice: the score that most of them gave (as many for another: a tie, 0), or the one that all gave
+    (`abstained` where they differ).
     """
+
+    later: ClassVar[tuple[str, ...]] = ("functions", "combine")
 
     code: bool = True
     rules: list[TextRule] = msgspec.field(default_factory=list)
@@ -33,6 +43,8 @@ class JudgeSpec(Spec, frozen=True, kw_only=True):
     quorum: int = 2
     temperature: NotNegative = 0.6
     max_tokens: AtLeastOne = 8
+    functions: tuple[str, ...] = ()
+    combine: Literal["first", "majority", "all_agree"] = "first"
 
 
 class HintSpec(Spec, frozen=True, kw_only=True):
