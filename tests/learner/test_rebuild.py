@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from learner.errors import LearnerStopped
 from learner.manifest import file_entries, result_files
 from learner.rebuild import BOUND, Rebuilt, rebuild
 from learner.service import run_learner
+from schemas.recipes import recipe_named
 from tests.learner.learning import Learning, mixed
 
 pytestmark = pytest.mark.stack
@@ -40,8 +41,12 @@ def again(learning: Learning, version: int, config: dict[str, Any] | None = None
     return rebuild(learning.config(**(config or {})), learning.engine, threading.Event(), version, **more)
 
 
-@pytest.mark.parametrize("publish", ["full", "delta"])
-def test_every_version_comes_out_the_same(learning: Learning, publish: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("publish", ["full", "delta", "adapter"])
+def test_every_version_comes_out_the_same(
+    start_learning: Callable[..., Learning], publish: str, tmp_path: Path
+) -> None:
+    overrides = {"judge": {"votes": 0}, "optimizer": {"lr": 1e-2}, "lora": {"rank": 2}}
+    learning = start_learning(recipe=recipe_named("binary-rl", overrides)) if publish == "adapter" else start_learning()
     train(learning, publish=publish, state_every=2)
     before = learning.rows("SELECT * FROM weight_versions ORDER BY version")
     for version, begin in ((1, 0), (2, 0), (3, 2)):
