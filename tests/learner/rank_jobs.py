@@ -43,6 +43,8 @@ def gradients(ranks: RanksConfig, names: list[str] | None = None) -> dict[str, d
 
 def _step(name: str, samples: list[TrainingSample]) -> dict[str, Any]:
     options = replace(step_options(recipe_named(name), TOKENS), lr=2e-3)
+    if options.critic is not None:  # fresh, it would value everything at 0 wherever it looks
+        options = replace(options, critic=replace(options.critic, lr=0.05, warmup_batches=1))
     model = shard(tiny_model())
     optimizer = MasterAdamW(
         model, lr=options.lr, betas=options.betas, eps=options.eps, weight_decay=options.weight_decay
@@ -60,6 +62,9 @@ def _step(name: str, samples: list[TrainingSample]) -> dict[str, Any]:
         step(max_norm, norm)
 
     optimizer.step = spy  # type: ignore[method-assign]
+    if options.critic is not None:
+        trainer.train(samples)
+        assert not seen
     result = trainer.train(samples)
     return {
         "skipped": result.skipped_reason,
