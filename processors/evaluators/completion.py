@@ -64,12 +64,16 @@ def complete(connection: Connection, outcomes: Sequence[Outcome]) -> list[Claim]
         [outcome.state for outcome in outcomes],
         [_clean(outcome.reason) for outcome in outcomes],
     )
-    write_results(connection, [outcome for outcome in outcomes if outcome.claim in held])
+    kept = [outcome for outcome in outcomes if outcome.claim in held]
+    write_results(connection, kept)
+    for run in sorted({outcome.claim.run for outcome in kept}):
+        settle(connection, run, [outcome.claim.turn_id for outcome in kept if outcome.claim.run == run])
     return [outcome.claim for outcome in outcomes if outcome.claim not in held]
 
 
 def write_results(connection: Connection, kept: Sequence[Outcome]) -> None:
-    """Write the results of evaluations whose own rows this transaction has made final, and what follows from them."""
+    """Write the results of evaluations whose own rows this transaction has made final, open the teachers that they
+    allow, and leave their announcements in the outbox. Their samples are still to be settled."""
     insert_new(connection, tables.votes, [row for outcome in kept for row in _vote_rows(outcome)])
     insert_new(connection, tables.rewards, [_reward_row(o) for o in kept if isinstance(o.result, RewardResult)])
     hints = [outcome for outcome in kept if isinstance(outcome.result, HintResult)]
@@ -78,8 +82,6 @@ def write_results(connection: Connection, kept: Sequence[Outcome]) -> None:
     _decide_teachers(connection, hints)
     announcements = [_announcement(o) for o in kept if isinstance(o.result, (RewardResult, HintResult))]
     insert_new(connection, tables.outbox, announcements)
-    for run in sorted({outcome.claim.run for outcome in kept}):
-        settle(connection, run, [outcome.claim.turn_id for outcome in kept if outcome.claim.run == run])
 
 
 def _key(outcome: Outcome) -> dict[str, Any]:

@@ -6,34 +6,51 @@ the state that they end in; claims, leases and retries are for what must be aske
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from processors.evaluators.completion import Outcome, write_results
+from processors.evaluators.hint import HintResult
+from processors.evaluators.judge import RewardResult
 from processors.evaluators.queue import Claim
 from processors.evaluators.recorded import Models, from_records
-from processors.inserting import insert_new
+from processors.evaluators.teacher import TeacherScores
 from processors.linking import evaluations_of
-from schemas import tables
+from processors.settling import Signals, settle, why_not_trained
 from schemas.database import is_refused
-from schemas.recipes import Recipe, needs_of
+from schemas.digests import sample_digest_of, sample_id
+from schemas.recipes import Needs, Recipe, needs_of
 from schemas.states import DROP_REASONS
+from schemas.text import sanitise_text
 
 _FACTS = """
-SELECT t.turn_id, c.turn_id IS NOT NULL AS complete,
+SELECT t.turn_id, t.session_id, t.ordinal, t.group_id, t.prompt_ids, t.response_ids, t.response_logprobs,
+       c.turn_id IS NOT NULL AS complete,
        EXISTS (SELECT 1 FROM next_states n WHERE n.turn_id = t.turn_id) AS answered
 FROM turns t LEFT JOIN turn_completions c ON c.turn_id = t.turn_id
 WHERE t.turn_id = ANY(%(turns)s)
+  AND NOT EXISTS (SELECT 1 FROM samples s WHERE s.run = %(run)s AND s.turn_id = t.turn_id)
+"""
+
+_SAMPLES = """
+INSERT INTO samples (run, sample_id, turn_id, session_id, state, drop_reason, drop_detail, linked, replay_order,
+                     content_digest, ready_at, updated_at)
+SELECT %(run)s, new.*, CASE WHEN new.state = 'ready' THEN now() END, now()
+FROM unnest(%(samples)s::text[], %(turns)s::text[], %(sessions)s::text[], %(states)s::text[], %(reasons)s::text[],
+            %(details)s::text[], %(linked)s::boolean[], %(orders)s::bigint[], %(digests)s::text[])
+     AS new(sample_id, turn_id, session_id, state, drop_reason, drop_detail, linked, replay_order, content_digest)
+ON CONFLICT DO NOTHING
+RETURNING turn_id
 """
 
 _EVALUATIONS = """
 INSERT INTO evaluations (run, turn_id, signal, state, priority, reason, finished_at)
-SELECT %(run)s, new.turn_id, new.signal, new.state, new.priority, new.reason,
-       CASE WHEN new.state IN ('done', 'failed') THEN now() END
+SELECT %(run)s, new.*, CASE WHEN new.state IN ('done', 'failed') THEN now() END
 FROM unnest(%(turns)s::text[], %(signals)s::text[], %(states)s::text[], %(priorities)s::int[], %(reasons)s::text[])
      AS new(turn_id, signal, state, priority, reason)
 ON CONFLICT DO NOTHING
@@ -41,87 +58,164 @@ RETURNING turn_id, signal
 """
 
 
-@dataclass(frozen=True)
-class _Sample:
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A turn that a replay takes, as the row that its sample begins with. `linked`: its evaluations are opened, or it
+    has none."""
+
     run: str
     turn_id: str
-    drop_reason: str | None
-    replay_order: int | None
+    session_id: str
+    replay_order: int
+    state: str = "pending"
+    drop_reason: str | None = None
+    drop_detail: str | None = None
+    linked: bool = False
+    content_digest: str | None = None
+
+
+@dataclass
+class _Batch:
+    """Samples by turn, the evaluations that they begin with, and the outcomes that are known."""
+
+    taken: dict[str, Taken]
+    evaluations: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
 
 
 def open_samples(
-    connection: Connection, run: str, recipe: Recipe, rows: Sequence[dict[str, Any]], models: Models | None
+    connection: Connection, run: str, recipe: Recipe, taken: Sequence[Taken], models: Models | None
 ) -> int:
-    """Insert the samples `rows` of a replay, those of them whose turn is recorded and has none in the run yet, in the
+    """Insert the samples `taken` of a replay, those of them whose turn is recorded and has none in the run yet, in the
     caller's transaction, which holds their sessions' locks. Returns how many were new.
 
     A turn that is complete is linked as `processors.linking.link` does it; with `models`, what rules and recorded
     answers tell is final at once, and the sample with it where nothing else is asked.
     """
-    wanted = {"turns": [row["turn_id"] for row in rows]}
+    wanted = {"run": run, "turns": [one.turn_id for one in taken]}
     facts = {fact.turn_id: fact for fact in connection.exec_driver_sql(_FACTS, wanted)}
-    alone = needs_of(recipe).unanswered
-    opened: list[dict[str, Any]] = []
-    linked: dict[str, _Sample] = {}
-    for row in rows:
-        fact = facts.get(row["turn_id"])
-        if fact is None:  # the event was refused: there is no such turn
-            continue
-        if fact.complete and not row["linked"]:
-            if fact.answered or alone:
-                row = {**row, "linked": True}
-                sample = _Sample(run, row["turn_id"], row["drop_reason"], row["replay_order"])
-                linked.setdefault(sample.turn_id, sample)
-            elif row["state"] == "pending":
-                detail = DROP_REASONS["no_next_state"]
-                row = {**row, "state": "dropped", "drop_reason": "no_next_state", "drop_detail": detail}
-        opened.append(row)
-    new = set(insert_new(connection, tables.samples, opened, returning=("turn_id",)))
-    turns = {turn_id for (turn_id,) in new}
-    _evaluate(connection, run, recipe, [sample for turn_id, sample in linked.items() if turn_id in turns], models)
-    return len(turns)
-
-
-def _evaluate(
-    connection: Connection, run: str, recipe: Recipe, samples: Sequence[_Sample], models: Models | None
-) -> None:
-    evaluations = [row for sample in samples for row in evaluations_of(sample, recipe)]
-    if not evaluations:
-        return
-    outcomes: list[Outcome] = []
-    if models is not None:
-        claims = [
-            Claim(run=run, turn_id=row["turn_id"], signal=row["signal"], worker="", attempt=0, replayed=True)
-            for row in evaluations
-            if row["state"] != "done"
-        ]
-        outcomes = from_records(connection, claims, recipe, models)
+    batch = _linked(taken, facts, recipe)
+    if models is None:
+        return _write(connection, run, batch)
+    claims = [
+        Claim(run=run, turn_id=row["turn_id"], signal=row["signal"], worker="", attempt=0, replayed=True)
+        for rows in batch.evaluations.values()
+        for row in rows
+        if row["state"] != "done"
+    ]
+    outcomes = from_records(connection, claims, recipe, models)
+    decided = _Batch(
+        dict(batch.taken), batch.evaluations, {(one.claim.turn_id, one.claim.signal): one for one in outcomes}
+    )
+    needs = needs_of(recipe)
+    if not (needs.text or needs.pairs or needs.prompt_scores):  # else `settle` reads more than is at hand
+        for turn_id in decided.evaluations:
+            decided.taken[turn_id] = _settled(decided, turn_id, facts[turn_id], recipe, needs)
     try:
         with connection.begin_nested():
-            _write(connection, run, evaluations, outcomes)
+            return _write(connection, run, decided)
     except DBAPIError as err:
         if not outcomes or not is_refused(err):
             raise
-        _write(connection, run, evaluations, [])  # the evaluator service tells which one it is
+    return _write(connection, run, batch)  # the evaluator service tells which one was refused
 
 
-def _write(
-    connection: Connection, run: str, evaluations: Sequence[dict[str, Any]], outcomes: Sequence[Outcome]
-) -> None:
-    final = {(outcome.claim.turn_id, outcome.claim.signal): outcome for outcome in outcomes}
-    ended = [final.get((row["turn_id"], row["signal"])) for row in evaluations]
+def _linked(taken: Sequence[Taken], facts: Mapping[str, Any], recipe: Recipe) -> _Batch:
+    alone = needs_of(recipe).unanswered
+    batch = _Batch({})
+    for one in taken:
+        fact = facts.get(one.turn_id)
+        if fact is None or one.turn_id in batch.taken:  # its event was refused, or it was taken before
+            continue
+        if fact.complete and not one.linked:
+            if fact.answered or alone:
+                batch.evaluations[one.turn_id] = evaluations_of(one, recipe)
+                one = replace(one, linked=True)
+            elif one.state == "pending":
+                detail = DROP_REASONS["no_next_state"]
+                one = replace(one, state="dropped", drop_reason="no_next_state", drop_detail=detail)
+        batch.taken[one.turn_id] = one
+    return batch
+
+
+def _settled(batch: _Batch, turn_id: str, fact: Any, recipe: Recipe, needs: Needs) -> Taken:
+    """The sample as `processors.settling.settle` would leave it."""
+    one = batch.taken[turn_id]
+    if one.state != "pending" or not batch.evaluations[turn_id]:
+        return one
+    reward, hint, teacher = (
+        outcome.result if (outcome := batch.outcomes.get((turn_id, signal))) else None
+        for signal in ("reward", "hint", "teacher")
+    )
+    idle = isinstance(hint, HintResult) and hint.status != "accepted"
+    for row in batch.evaluations[turn_id]:
+        known = row["state"] == "done" or (turn_id, row["signal"]) in batch.outcomes
+        if not known and not (row["signal"] == "teacher" and row["state"] == "waiting" and idle):
+            return one
+    value = reward.value if isinstance(reward, RewardResult) else None
+    scores = teacher if isinstance(teacher, TeacherScores) else None
+    signals = Signals(group_id=fact.group_id, taught=scores is not None)
+    if isinstance(reward, RewardResult):
+        words = sanitise_text(reward.explanation)
+        signals = replace(signals, reward_status=reward.status, reward=value, reward_explanation=words)
+    if isinstance(hint, HintResult):
+        reason = None if hint.reason is None else sanitise_text(hint.reason)
+        signals = replace(signals, hint_status=hint.status, hint_reason=reason)
+    why = why_not_trained(recipe, signals)
+    if why is not None:
+        return replace(one, state="dropped", drop_reason=why[0], drop_detail=why[1])
+    content = SimpleNamespace(
+        prompt_ids=fact.prompt_ids,
+        response_ids=fact.response_ids,
+        response_logprobs=fact.response_logprobs,
+        group_id=fact.group_id,
+        session_id=fact.session_id,
+        ordinal=fact.ordinal,
+        reward=value,
+        teacher_logprobs=scores and scores.logprobs,
+        topk_ids=scores and scores.topk_ids,
+        topk_logprobs=scores and scores.topk_logprobs,
+        hinted_prompt_ids=scores and scores.hinted_prompt_ids,
+    )
+    return replace(one, state="ready", content_digest=sample_digest_of(content, needs))
+
+
+def _write(connection: Connection, run: str, batch: _Batch) -> int:
+    taken = list(batch.taken.values())
     inserted = connection.exec_driver_sql(
+        _SAMPLES,
+        {
+            "run": run,
+            "samples": [sample_id(run, one.turn_id) for one in taken],
+            "turns": [one.turn_id for one in taken],
+            "sessions": [one.session_id for one in taken],
+            "states": [one.state for one in taken],
+            "reasons": [one.drop_reason for one in taken],
+            "details": [one.drop_detail for one in taken],
+            "linked": [one.linked for one in taken],
+            "orders": [one.replay_order for one in taken],
+            "digests": [one.content_digest for one in taken],
+        },
+    )
+    new = set(inserted.scalars())
+    rows = [row for turn_id, rows in batch.evaluations.items() if turn_id in new for row in rows]
+    if not rows:
+        return len(new)
+    ended = [batch.outcomes.get((row["turn_id"], row["signal"])) for row in rows]
+    opened = connection.exec_driver_sql(
         _EVALUATIONS,
         {
             "run": run,
-            "turns": [row["turn_id"] for row in evaluations],
-            "signals": [row["signal"] for row in evaluations],
-            "states": [row["state"] if end is None else end.state for row, end in zip(evaluations, ended, strict=True)],
-            "priorities": [row["priority"] for row in evaluations],
-            "reasons": [
-                row["reason"] if end is None else end.reason for row, end in zip(evaluations, ended, strict=True)
-            ],
+            "turns": [row["turn_id"] for row in rows],
+            "signals": [row["signal"] for row in rows],
+            "states": [row["state"] if end is None else end.state for row, end in zip(rows, ended, strict=True)],
+            "priorities": [row["priority"] for row in rows],
+            "reasons": [row["reason"] if end is None else end.reason for row, end in zip(rows, ended, strict=True)],
         },
     )
-    mine = {(turn_id, signal) for turn_id, signal in inserted}
-    write_results(connection, [outcome for key, outcome in final.items() if key in mine])
+    mine = {(turn_id, signal) for turn_id, signal in opened}
+    write_results(connection, [outcome for key, outcome in batch.outcomes.items() if key in mine])
+    open_ = [turn_id for turn_id, _ in batch.outcomes if turn_id in new and batch.taken[turn_id].state == "pending"]
+    if open_:
+        settle(connection, run, open_)
+    return len(new)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -23,7 +25,7 @@ from processors.relay import RelayConfig, run_relay
 from processors.replay import progress
 from processors.replay.micro_batches import next_micro_batches
 from processors.replay.pacing import Pace
-from processors.replay.progress import Counts, Offsets, Range
+from processors.replay.progress import Counts, Offsets, Place, Range
 from processors.replay.selection import Selection
 from processors.replay.taking import Numbered, take
 from processors.runs import ensure_run
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 _GRACE_S = 20.0
 _LOOK_S = 0.2
 """Between two looks at what is left to do."""
+_LOOK_SHARE = 10.0
+"""A look counts evaluations, which takes the longer the more there are: at most a tenth of the time is spent on it."""
 _WORTH_IT = 1_000
 """Samples put into micro-batches at once. Where there were fewer, more are waited for: a transaction costs the same
 for one micro-batch as for ten."""
@@ -200,6 +204,7 @@ class _Replay:
         pause = Pause(ended, self._health, "progress")
         try:
             while not ended.is_set():
+                began = time.monotonic()
                 try:
                     counts, done = await transactions.run(self._look)
                     pause.succeeded()
@@ -213,7 +218,7 @@ class _Replay:
                     self.finished = True
                     self._ended.set()
                     return
-                await pause.wait(_LOOK_S)
+                await pause.wait(max(_LOOK_S, _LOOK_SHARE * (time.monotonic() - began)))
         finally:
             transactions.close()
 
@@ -240,27 +245,35 @@ class _Replay:
             whole, place = progress.range_of(connection, self._config.run)
         if place.read:
             return
+        with ThreadPoolExecutor(1, "replay-taking") as taker:
+            self._read_from(whole, place, halt, taker)
+        if not halt.is_set():
+            self._in_transaction(self._end_reading, halt)
+
+    def _read_from(self, whole: Range, place: Place, halt: threading.Event, taker: ThreadPoolExecutor) -> None:
+        """One batch is taken while the next is read; never two at once, so they are taken in the log's order."""
         pace = Pace(self._config.speed, halt)
         next_ = dict(place.next)
         done = sum(next_.values()) - sum(whole.starts.values())
         batch: list[Numbered] = []
+        taking: Future[None] | None = None
         for delivery, seconds in self._source.read(place.next, whole.ends, halt):
-            if not pace.reached(seconds):
-                self._take(batch, next_, halt)  # what came before must not wait for the pace
-                batch = []
+            late = not pace.reached(seconds)
+            if late or len(batch) >= self._config.batch:  # what came before must not wait for the pace
+                if taking is not None:
+                    taking.result()
+                taking, batch = taker.submit(self._take, batch, dict(next_), halt), []
+            if late:
                 pace.wait(seconds)
             batch.append(Numbered(delivery, done))
             done += 1
             next_[delivery.partition] = delivery.offset + 1
-            if len(batch) >= self._config.batch:
-                self._take(batch, next_, halt)
-                batch = []
             if halt.is_set():
-                return
-        if halt.is_set():
-            return
-        self._take(batch, next_, halt)
-        self._in_transaction(self._end_reading, halt)
+                break
+        if taking is not None:
+            taking.result()
+        if not halt.is_set():
+            self._take(batch, next_, halt)
 
     def _take(self, batch: list[Numbered], next_: Offsets, halt: threading.Event) -> None:
         if not batch:

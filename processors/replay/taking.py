@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
@@ -14,12 +13,11 @@ from processors.dead_letters import Delivery
 from processors.evaluators.recorded import Models
 from processors.recording import record
 from processors.replay import progress
-from processors.replay.opening import open_samples
+from processors.replay.opening import Taken, open_samples
 from processors.replay.selection import Selection
 from processors.sessions import lock_sessions
 from processors.trainable import NEVER_JUDGED, untrainable
 from schemas.claim_check import BlobStore
-from schemas.digests import sample_id
 from schemas.envelope import MalformedEvent, decode
 from schemas.events import TYPE_OF, TurnRecorded
 from schemas.recipes import Recipe, needs_of
@@ -67,10 +65,10 @@ def take(
     if unknown:
         record(connection, unknown, blobs=blobs, log=log)
     text = needs_of(recipe).text
-    rows = [row for one in wanted if (row := _sample(run, one, blobs, text=text)) is not None]
+    taken = [row for one in wanted if (row := _sample(run, one, blobs, text=text)) is not None]
     # In one order, so that two replays of one log cannot wait for each other's rows.
-    lock_sessions(connection, (row["session_id"] for row in rows))
-    new = open_samples(connection, run, recipe, rows, models)
+    lock_sessions(connection, (one.session_id for one in taken))
+    new = open_samples(connection, run, recipe, taken, models)
     progress.advance(connection, run, next_, new)
     return new
 
@@ -101,8 +99,8 @@ def _header(delivery: Delivery, name: bytes) -> str | None:
     return text if text and "\x00" not in text else None
 
 
-def _sample(run: str, one: Numbered, blobs: BlobStore | None, *, text: bool) -> dict[str, Any] | None:
-    """The row of a turn; None for everything else, and for what cannot be read."""
+def _sample(run: str, one: Numbered, blobs: BlobStore | None, *, text: bool) -> Taken | None:
+    """What is taken of a turn; None for everything else, and for what cannot be read."""
     delivery = one.delivery
     if not any(name == "ce_type" and _TURN.fullmatch(value) for name, value in delivery.headers):
         return None
@@ -112,17 +110,16 @@ def _sample(run: str, one: Numbered, blobs: BlobStore | None, *, text: bool) -> 
     drop = untrainable(turn, text=text)
     if drop is not None and drop.reason in OFF_POLICY:
         drop = None
-    return {
-        "sample_id": sample_id(run, turn.turn_id),
-        "run": run,
-        "turn_id": turn.turn_id,
-        "session_id": turn.session_id,
-        "state": "dropped" if drop else "pending",
-        "drop_reason": drop.reason if drop else None,
-        "drop_detail": drop.detail if drop else None,
-        "linked": drop is not None and drop.reason in NEVER_JUDGED,
-        "replay_order": one.order,
-    }
+    return Taken(
+        run=run,
+        turn_id=turn.turn_id,
+        session_id=turn.session_id,
+        replay_order=one.order,
+        state="dropped" if drop else "pending",
+        drop_reason=drop.reason if drop else None,
+        drop_detail=drop.detail if drop else None,
+        linked=drop is not None and drop.reason in NEVER_JUDGED,
+    )
 
 
 def _turn(delivery: Delivery, blobs: BlobStore | None) -> TurnRecorded | None:
