@@ -30,17 +30,17 @@ def batch_baseline_advantage(rewards: Sequence[float | None], lengths: Sequence[
     Raises:
         ValueError: the two differ in length.
     """
-    pairs = list(zip(rewards, lengths, strict=True))
-    counts = [reward is not None and math.isfinite(reward) and length > 0 for reward, length in pairs]
-    values_B = torch.tensor(
-        [float(r) if ok and r is not None else 0.0 for (r, _), ok in zip(pairs, counts, strict=True)]
-    )
-    mask_B = torch.tensor(counts, dtype=torch.bool)
-    tokens_B = torch.tensor([length for _, length in pairs], dtype=torch.long)
-    advantage_N, mask_N = whiten(values_B.double().repeat_interleave(tokens_B), mask_B.repeat_interleave(tokens_B))
+    known = [
+        reward if reward is not None and math.isfinite(reward) and length else None
+        for reward, length in zip(rewards, lengths, strict=True)
+    ]
+    values_B = torch.tensor([reward or 0.0 for reward in known], dtype=torch.float64)
+    mask_B = torch.tensor([reward is not None for reward in known], dtype=torch.bool)
+    tokens_B = torch.tensor(list(lengths), dtype=torch.long)
+    advantage_N, mask_N = whiten(values_B.repeat_interleave(tokens_B), mask_B.repeat_interleave(tokens_B))
     # Every token of a sample has the same value, so its first one speaks for it.
     first_B = (tokens_B.cumsum(0) - tokens_B)[mask_B]
-    advantage_B = torch.zeros(len(pairs), dtype=torch.float32)
+    advantage_B = torch.zeros(len(known), dtype=torch.float32)
     advantage_B[mask_B] = advantage_N[first_B].float()
     if not mask_N.any():
         mask_B = torch.zeros_like(mask_B)
