@@ -99,11 +99,11 @@ class ChatTokens:
         full = self._render([*sent, said], tools, answered=True)
         if not full.startswith(prompt):
             raise NotTokenised("not_renderable", "the policy's chat template writes the prompt otherwise once answered")
-        prompt_ids, full_ids = self._ids(prompt), self._ids(full)
+        prompt_ids, full_ids = self.ids(prompt), self.ids(full)
         rest = full_ids[len(prompt_ids) :]
         if full_ids[: len(prompt_ids)] != prompt_ids:
             # A token reaches over the border, which no engine samples: the prompt's ids were fixed before the answer.
-            rest = self._ids(full[len(prompt) :])
+            rest = self.ids(full[len(prompt) :])
         response_ids = self._up_to_the_end(rest, whole=whole)
         if not response_ids or not prompt_ids:
             raise NotTokenised("no_tokens", f"{len(prompt_ids)} prompt ids, {len(response_ids)} response ids")
@@ -136,7 +136,8 @@ class ChatTokens:
                 "not_renderable", f"the policy's chat template fails: {str(err) or type(err).__name__}"
             ) from err
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text as it stands; special tokens in it are those tokens."""
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 

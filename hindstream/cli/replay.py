@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from hindstream.replay.files import FileLog
 from hindstream.replay.learning import ReplayLearner
 from hindstream.replay.screen import ReplayScreen
 from hindstream.settings import Settings, load_settings
+from hindstream.stack import model
 from processors.evaluators.deciding import asks_a_model
 from processors.evaluators.queue import Signal
 from processors.relay import RelayConfig
@@ -151,7 +153,7 @@ def _report(outcome: Outcome, config: ReplayConfig) -> None:
 def _evaluators(settings: Settings, endpoints: Resolved, recipe: Recipe, run: str, stop_after: str) -> Any:
     """Model servers are looked for only where the recipe may ask one."""
     signals: tuple[Signal, ...] = ("reward",) if stop_after == "rewards" else ("reward", "hint", "teacher")
-    return evaluators_config(
+    config = evaluators_config(
         settings,
         endpoints,
         judge=asks_a_model(recipe),
@@ -159,6 +161,11 @@ def _evaluators(settings: Settings, endpoints: Resolved, recipe: Recipe, run: st
         runs=(run,),
         signals=signals,
     )
+    if config.teacher is None or recipe.hint is not None:
+        return config
+    # Without a hint nobody but the teacher is asked: the policy's tokenizer is read from its files.
+    base = model.ensure(settings.model, settings.cache, lambda words: typer.echo(words, err=True))
+    return replace(config, policy=None, tokenizer=base)
 
 
 def _files(files: list[str], format_name: str | None, blobs: DirectoryBlobStore) -> FileLog:

@@ -115,6 +115,7 @@ def evaluators_config(
         policy=_server(endpoints.policy_url, settings.policy) if teacher else None,
         runs=runs,
         signals=signals,
+        tokenizer=settings.model,
         concurrency=settings.worker.concurrency,
         lease_s=settings.worker.lease_s,
     )

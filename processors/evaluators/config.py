@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from processors.evaluators.queue import Signal
 
@@ -39,6 +40,9 @@ class EvaluatorsConfig:
     """Only evaluations of these runs; None: of all."""
     signals: tuple[Signal, ...] = ("reward", "hint", "teacher")
     """Only these."""
+    tokenizer: Path | None = None
+    """Directory of the policy's model: it makes tokens of text for a teacher that reads no hint. None: only turns with
+    their engine's tokens are scored."""
     concurrency: int
     """Evaluations that wait for a model server at once."""
     lease_s: float

@@ -53,6 +53,7 @@ class Turn:
     prompt_ids: bytes
     response_ids: bytes
     response_logprobs: bytes
+    finish_reason: str = "stop"
 
 
 def load_answered(connection: Connection, turn_ids: Iterable[str]) -> dict[str, Answered]:
@@ -103,7 +104,8 @@ def load_turns(connection: Connection, turn_ids: Iterable[str]) -> dict[str, Tur
 
 
 _TURN = """
-SELECT turn_id, messages, tools, response, sampling, token_source, prompt_ids, response_ids, response_logprobs
+SELECT turn_id, messages, tools, response, sampling, token_source, prompt_ids, response_ids, response_logprobs,
+       finish_reason
 FROM turns WHERE turn_id"""
 
 

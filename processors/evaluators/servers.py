@@ -7,14 +7,16 @@ import aiohttp
 from processors.evaluators.completion import Outcome
 from processors.evaluators.config import EvaluatorsConfig
 from processors.evaluators.deciding import asks_a_model, by_model, failed
-from processors.evaluators.fingerprint import check_same_tokenizer
+from processors.evaluators.fingerprint import check_same_tokenizer, check_tokenizer_of
 from processors.evaluators.inputs import Answered, load_hint, load_turn
 from processors.evaluators.llm_judge import Panel
+from processors.evaluators.plain_teacher import score_answer
 from processors.evaluators.queue import Claim
 from processors.evaluators.server import ModelServer, ServerFault
 from processors.evaluators.teacher import TeacherFailed, score_under_hint
 from processors.patience import Pause
 from processors.transactions import Transactions
+from schemas.chat_tokens import ChatTokens
 from schemas.recipes import Recipe
 
 
@@ -33,6 +35,7 @@ class Servers:
         self._replay_panel = Panel(judge, transactions, replayed=True) if judge else None
         self._teacher = ModelServer(config.teacher, http) if config.teacher else None
         self._policy = ModelServer(config.policy, http) if config.policy else None
+        self._chat = ChatTokens(config.tokenizer) if config.tokenizer else None
         self.teacher_ready = False
 
     def require(self, recipes: dict[str, Recipe]) -> None:
@@ -62,6 +65,8 @@ class Servers:
             try:
                 if self._policy:
                     await check_same_tokenizer(self._policy, self._teacher)
+                elif self._chat:
+                    await check_tokenizer_of(self._chat, self._teacher)
             except ServerFault as fault:
                 await pause.after_fault(str(fault))
             else:
@@ -81,6 +86,19 @@ class Servers:
             assert panel is not None
             return await by_model(claim, answered, recipe, turn, panel, characters=self._characters)
         assert self._teacher is not None
+        if recipe.hint is None and recipe.teacher is not None:
+            try:
+                plain = await score_answer(
+                    self._teacher,
+                    self._transactions,
+                    turn,
+                    self._chat,
+                    top_k=recipe.teacher.top_k,
+                    replayed=claim.replayed,
+                )
+            except TeacherFailed as fault:
+                return failed(claim, answered.session_id, str(fault)), None
+            return Outcome(claim=claim, session_id=answered.session_id, result=plain), None
         hint = await self._transactions.run(load_hint, claim.run, claim.turn_id)
         if hint is None or recipe.teacher is None or recipe.hint is None:
             return failed(claim, answered.session_id, "no_hint: the run has no accepted hint for the turn"), None

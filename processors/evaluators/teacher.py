@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -94,27 +94,55 @@ async def score_under_hint(
             _render(server, turn, turn.messages), _render(server, turn, with_hint(turn.messages, hint, place))
         )
         prompt = hinted_prompt(unpack_ids(turn.prompt_ids).tolist(), plain, hinted)
-        answer, digest = await _scores(
-            server, transactions, prompt, unpack_ids(turn.response_ids).tolist(), top_k, replayed
-        )
     except PermanentFault as fault:
         raise TeacherFailed(f"refused: {fault}") from fault
-    logprobs = base64.b64decode(answer["logprobs"])
-    scored = unpack_floats(logprobs).astype(np.float64)
-    there = np.isfinite(scored)
-    gain = np.where(there, scored, 0.0) - unpack_floats(turn.response_logprobs)
+    response = unpack_ids(turn.response_ids).tolist()
+    scored = await scores_of(server, transactions, prompt, response, top_k=top_k, question=question, replayed=replayed)
+    return replace(scored, hinted_prompt_ids=pack_ids(prompt), mean_gain=mean_gain(scored.logprobs, turn))
+
+
+async def scores_of(
+    server: ModelServer,
+    transactions: Transactions,
+    prompt: list[int],
+    response: list[int],
+    *,
+    top_k: int,
+    question: str,
+    replayed: bool,
+) -> TeacherScores:
+    """The server's scores of `response` after `prompt`, with all ids that were scored as `hinted_prompt_ids`.
+
+    Raises:
+        TeacherFailed: the server's answer does not allow it.
+        TransientFault: no answer now.
+    """
+    try:
+        answer, digest = await _scores(server, transactions, prompt, response, top_k, replayed)
+    except PermanentFault as fault:
+        raise TeacherFailed(f"refused: {fault}") from fault
     return TeacherScores(
         teacher=server.model,
         version=_number(answer["version"]),
-        hinted_prompt_ids=pack_ids(prompt),
-        logprobs=logprobs,
+        hinted_prompt_ids=pack_ids(prompt + response),
+        logprobs=base64.b64decode(answer["logprobs"]),
         top_k=top_k,
         topk_ids=base64.b64decode(answer["topk_ids"]),
         topk_logprobs=base64.b64decode(answer["topk_logprobs"]),
-        mean_gain=float(gain[there].mean()) if there.any() else None,
+        mean_gain=None,
         answer_digest=digest,
         question_digest=question,
     )
+
+
+def mean_gain(logprobs: bytes, turn: Turn) -> float | None:
+    """Mean of teacher minus behaviour log-prob, nats a token, over the tokens that the teacher scored; None where there
+    is none, or where nobody knows the behaviour's."""
+    if len(logprobs) != len(turn.response_logprobs):
+        return None
+    gain = unpack_floats(logprobs).astype(np.float64) - unpack_floats(turn.response_logprobs)
+    there = np.isfinite(gain)
+    return float(gain[there].mean()) if there.any() else None
 
 
 def teacher_question(model: str, turn_id: str, hint: str, top_k: int, place: Place) -> str:
