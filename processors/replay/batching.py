@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 UNDECIDED = """
-SELECT min(replay_order) FROM samples WHERE run = %(run)s AND state = 'pending' AND replay_order IS NOT NULL
+SELECT min(replay_order) FROM samples WHERE run = %(run)s AND state = 'pending'
 """
 
 

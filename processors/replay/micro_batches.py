@@ -21,7 +21,7 @@ FROM runs WHERE run = %(run)s
 
 _OLDEST = """
 SELECT sample_id, content_digest FROM samples
-WHERE run = %(run)s AND state = 'ready' AND replay_order IS NOT NULL
+WHERE run = %(run)s AND state = 'ready'
   AND (%(before)s::bigint IS NULL OR replay_order < %(before)s)
 ORDER BY replay_order, ready_at, sample_id
 LIMIT %(most)s
