@@ -13,12 +13,15 @@ from aiohttp.typedefs import Handler
 
 from producers.gateway.chat_api import chat_completions
 from producers.gateway.config import GatewayConfig
+from producers.gateway.conversations import Conversations
 from producers.gateway.desk import Desk, TurnFailed
-from producers.gateway.keys import CONFIG, COUNTS, DESK, METRICS, RECORDER, UPSTREAM
+from producers.gateway.keys import CONFIG, CONVERSATIONS, COUNTS, DESK, METRICS, RECORDER, UPSTREAM
+from producers.gateway.messages_api import count_tokens, messages
 from producers.gateway.metrics import Metrics
 from producers.gateway.recorder import Recorder
 from producers.gateway.replying import END, told
 from producers.gateway.requests import BadRequest
+from producers.gateway.responses_api import one_response, responses
 from producers.gateway.states import ROUTES as STATES
 from producers.gateway.upstream import Upstream
 
@@ -29,6 +32,8 @@ _SHUTDOWN_S = 30.0
 
 _TALK: dict[str, Handler] = {
     "/v1/chat/completions": chat_completions,
+    "/v1/messages": messages,
+    "/v1/responses": responses,
 }
 """The POST paths that ask the policy."""
 
@@ -45,10 +50,13 @@ def create_app(config: GatewayConfig) -> web.Application:
     app[RECORDER] = Recorder(config)
     app[METRICS] = Metrics(app[RECORDER])
     app[DESK] = Desk(config, app[RECORDER], app[METRICS])
+    app[CONVERSATIONS] = Conversations()
     app[COUNTS] = {"requests": 0, "derived_sessions": 0, "refused": 0, "aborted": 0, "errors": 0}
     app.cleanup_ctx.append(_services)
     for path, handler in _TALK.items():
         app.router.add_post(path, handler)
+    app.router.add_post("/v1/messages/count_tokens", count_tokens)
+    app.router.add_get("/v1/responses/{name}", one_response)
     app.router.add_routes(STATES)
     return app
 

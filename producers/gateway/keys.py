@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from producers.gateway.config import GatewayConfig
+from producers.gateway.conversations import Conversations
 from producers.gateway.desk import Desk
 from producers.gateway.metrics import Metrics
 from producers.gateway.recorder import Recorder
@@ -15,4 +16,5 @@ UPSTREAM = web.AppKey("upstream", Upstream)
 RECORDER = web.AppKey("recorder", Recorder)
 DESK = web.AppKey("desk", Desk)
 METRICS = web.AppKey("metrics", Metrics)
+CONVERSATIONS = web.AppKey("conversations", Conversations)
 COUNTS: web.AppKey[dict[str, int]] = web.AppKey("counts", dict)

@@ -65,6 +65,9 @@ def chat_request(request: web.Request, body: dict[str, Any], kind: TurnKind = "m
     where = "X-Session-Id"
     if given is None and body.get("session_id") is not None:
         given, where = body["session_id"], "session_id"
+    metadata = body.get("metadata")
+    if given is None and isinstance(metadata, dict) and metadata.get("session_id") is not None:
+        given, where = metadata["session_id"], "metadata.session_id"
     session_id = _session_id(given, where) if given is not None else derived_session(messages, body.get("user"))
     # Ours, not the model server's.
     body.pop("session_id", None)

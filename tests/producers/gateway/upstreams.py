@@ -140,3 +140,59 @@ async def stream(
             *events, rest = (rest + piece.decode()).split("\n\n")
             for event in events:
                 yield event
+
+
+THOUGHTFUL: dict[str, Any] = {
+    "role": "assistant",
+    "content": "Looking.",
+    "reasoning": "The sea.",
+    "tool_calls": [
+        {"id": "c0", "type": "function", "function": {"name": "look", "arguments": '{"at":"sea"}'}},
+        {"id": "c1", "type": "function", "function": {"name": "wait", "arguments": "{}"}},
+    ],
+}
+"""What `thoughtful` says."""
+
+
+def thoughtful(asked: list[dict[str, Any]]) -> dict[str, Handler]:
+    """A vLLM with parsers: it reasons, says a word and calls two tools, whole or streamed. `asked` gets each chat
+    request as it came. Its tokens are 5 to 11."""
+    ids = list(range(5, 12))
+
+    async def render(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return await parsing(request)
+
+    async def generate(request: web.Request) -> web.Response:
+        entries = [{"token_id": token, "logprob": -0.5} for token in ids]
+        choice = {"token_ids": ids, "finish_reason": "stop", "stop_reason": None, "logprobs": {"content": entries}}
+        return web.json_response({"choices": [{**choice, "weight_versions": [{"version": "3", "start": 0, "end": 7}]}]})
+
+    async def derender(request: web.Request) -> web.Response:
+        choice = {"index": 0, "message": THOUGHTFUL, "finish_reason": "tool_calls"}
+        return web.json_response({**COMPLETION, "id": "chatcmpl-1", "model": "m", "created": 1, "choices": [choice]})
+
+    def call(index: int, arguments: str, **more: Any) -> dict[str, Any]:
+        return {
+            "tool_calls": [{"index": index, "function": {"arguments": arguments, **more.pop("function", {})}, **more}]
+        }
+
+    deltas = [
+        {"reasoning": "The sea."},
+        {"content": "Look"},
+        {"content": "ing."},
+        call(0, "", id="c0", type="function", function={"name": "look"}),
+        call(0, '{"at":'),
+        call(0, '"sea"}'),
+        call(1, "{}", id="c1", type="function", function={"name": "wait"}),
+    ]
+    chunks = [chunk(delta, **sampled("x", token)) for delta, token in zip(deltas, ids, strict=True)]
+    usage = {**chunk({}), "choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 7, "total_tokens": 9}}
+    first = {**chunk({"role": "assistant", "content": ""}), "prompt_token_ids": [1, 2]}
+    events = [first, *chunks, chunk({}, "tool_calls"), usage]
+    return {
+        "/v1/chat/completions/render": render,
+        "/inference/v1/generate": generate,
+        "/v1/chat/completions/derender": derender,
+        "/v1/chat/completions": streaming(list(events)),
+    }
