@@ -1,8 +1,8 @@
 """Learners in processes of their own that die at a chosen point.
 
 `python -m tests.learner.learner_process` imports torch once, reads one learner's configuration a line (JSON) and forks
-a process for each: that starts in a tenth of a second, where an interpreter with torch takes seconds. For each it prints
-its process id, and when it has ended, how.
+a process for each: that starts in a tenth of a second, where an interpreter with torch takes seconds. For each it
+prints its process id, and when it has ended, how.
 """
 
 from __future__ import annotations
