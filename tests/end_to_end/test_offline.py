@@ -21,6 +21,18 @@ from hindstream.settings import child_environment
 from learner.config import LearnerConfig
 from learner.fold import resume
 from schemas.chat_tokens import ChatTokens
+from schemas.envelope import encode, new_event
+from schemas.events import (
+    EventData,
+    FeedbackGiven,
+    NextStateObserved,
+    PolicyRef,
+    Response,
+    SessionClosed,
+    Tokens,
+    TurnRecorded,
+)
+from schemas.structured import LogRecord, to_line
 
 pytestmark = pytest.mark.stack
 
@@ -165,3 +177,64 @@ def test_an_imported_chat_file_trains_a_model_by_sft(offline: Offline, tmp_path:
     assert [tokens for _, tokens, _ in steps] == [sum(lengths[:3]), sum(lengths[3:])]
     assert [ratio for *_, ratio in steps] == [None, None]
     assert offline.trained_again("fine") == 0.0
+
+
+def branching(path: Path, sessions: int) -> Path:
+    """An archive of sessions whose first answer was regenerated, or which a person corrected (every third)."""
+    events: list[EventData] = []
+    for number in range(sessions):
+        name = f"branch-{number}"
+        corrected = number % 3 == 0
+        for place, reply in enumerate(("wrong",) if corrected else ("wrong", "thanks")):
+            turn = TurnRecorded(
+                session_id=name,
+                turn_id=f"{name}-{place}",
+                ordinal=0,
+                messages=[{"role": "user", "content": f"What is {number}?"}],
+                response=Response(content=f"{('No idea', 'It is')[place]} {number}."),
+                finish_reason="stop",
+                policy=PolicyRef(name="somebody"),
+                tokens=Tokens(source="none"),
+            )
+            state_id = f"next-{turn.turn_id}"
+            events.append(turn)
+            events.append(
+                NextStateObserved(
+                    next_state_id=state_id, session_id=name, turn_id=turn.turn_id, kind="user_reply", content=reply
+                )
+            )
+        if corrected:
+            words = f"It is {number}."
+            events.append(
+                FeedbackGiven(feedback_id=f"f-{name}", session_id=name, turn_id=f"{name}-0", correction=words)
+            )
+        events.append(SessionClosed(session_id=name, reason="done"))
+    with path.open("wb") as file:
+        for offset, data in enumerate(events):
+            wired = encode(new_event(data, id=f"event-{offset}", source="test"))
+            record = LogRecord(
+                topic="agent-events",
+                partition=0,
+                offset=offset,
+                time="2026-01-01T00:00:00Z",
+                headers=wired.headers,
+                value=wired.value,
+            )
+            file.write(to_line(record) + b"\n")
+    return path
+
+
+def test_an_imported_log_trains_a_model_by_dpo(offline: Offline, tmp_path: Path) -> None:
+    """6 sessions: 4 pairs of branches and 2 corrections, in 2 micro-batches of 5 turns at least."""
+    file = branching(tmp_path / "log.jsonl", 6)
+    said = offline.replay(file, "preferred", "dpo", *JUDGE, "--set", "batch.size=5")
+    assert set(offline.ends("preferred").values()) == {("trained", None)}, said
+    steps = offline.rows(
+        "SELECT (metrics ->> 'pairs')::float, (metrics ->> 'pair_loss')::float, (metrics ->> 'pair_accuracy')::float "
+        "FROM training_steps ORDER BY version"
+    )
+    assert [pairs for pairs, _, _ in steps] == [3, 3]
+    assert steps[0][1:] == (pytest.approx(0.6931, abs=1e-4), 0)  # the base model is its own reference
+    assert steps[1][1] < 0.6931
+    assert steps[1][2] == 1
+    assert offline.trained_again("preferred") == 0.0
