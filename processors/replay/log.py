@@ -13,21 +13,17 @@ from threading import Event
 from types import TracebackType
 from typing import Any
 
+import aiokafka.errors
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from processors.dead_letters import Delivery
+from processors.replay.reader import PartitionReader
 
 Offsets = dict[int, int]
 """Offset by partition."""
 
-_POLL_MS = 500
 _BOOTSTRAP_MS = 10_000
-_BUFFERED = 2_000
-"""Records taken from one partition at once. The next ones are asked for when these are used up, so that memory does not
-grow with the distance between two partitions."""
-_FETCH_BYTES = 1024 * 1024
-"""A consumer holds twice that of its partition; a record is no larger."""
 
 
 class LogAway(RuntimeError):
@@ -51,9 +47,15 @@ class LogRange:
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
         self._bootstrap_servers, self._topic = bootstrap_servers, topic
-        self._readers: dict[int, Any] = {}
+        self._reader: PartitionReader | None = None
         try:
-            self._consumer = self._connect()
+            self._consumer: Any = KafkaConsumer(
+                bootstrap_servers=bootstrap_servers.split(","),
+                client_id="hindstream-replay",
+                group_id=None,
+                allow_auto_create_topics=False,
+                bootstrap_timeout_ms=_BOOTSTRAP_MS,
+            )
             numbers = self._consumer.partitions_for_topic(topic)
         except KafkaError as err:
             raise LogAway(f"no answer from the broker at {bootstrap_servers} ({type(err).__name__}: {err})") from err
@@ -87,8 +89,11 @@ class LogRange:
         position = {part.partition: starts.get(part.partition, 0) for part in self._partitions}
         open_ = {p for p in position if position[p] < ends.get(p, 0)}
         self._refuse_gone(position, open_)
-        for p in sorted(open_):
-            self._readers[p] = self._reader(p, position[p])
+        if open_:
+            try:
+                self._reader = PartitionReader(self._bootstrap_servers, self._topic, {p: position[p] for p in open_})
+            except aiokafka.errors.KafkaError as err:
+                raise LogAway(f"no answer from the broker at {self._bootstrap_servers} ({err!r})") from err
         while not stop.is_set():
             ready = [p for p in waiting if waiting[p]]
             if not open_ and not ready:
@@ -103,8 +108,9 @@ class LogRange:
 
     def close(self) -> None:
         """Close the connections."""
-        for consumer in (*self._readers.values(), self._consumer):
-            consumer.close()
+        if self._reader is not None:
+            self._reader.close()
+        self._consumer.close()
 
     def __enter__(self) -> LogRange:
         return self
@@ -114,33 +120,17 @@ class LogRange:
     ) -> None:
         self.close()
 
-    def _connect(self) -> Any:
-        return KafkaConsumer(
-            bootstrap_servers=self._bootstrap_servers.split(","),
-            client_id="hindstream-replay",
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            allow_auto_create_topics=False,
-            bootstrap_timeout_ms=_BOOTSTRAP_MS,
-            max_poll_records=_BUFFERED,
-            max_partition_fetch_bytes=_FETCH_BYTES,
-        )
-
-    def _reader(self, partition: int, offset: int) -> Any:
-        """A consumer of one partition alone. One for all would have to pause those that are ahead, and kafka-python
-        3.0's then stops fetching the others too, for ever."""
-        consumer, part = self._connect(), TopicPartition(self._topic, partition)
-        consumer.assign([part])
-        consumer.seek(part, offset)
-        return consumer
-
     def _fill(self, partition: int, waiting: deque[Any], open_: set[int], end: int) -> None:
-        consumer, part = self._readers[partition], TopicPartition(self._topic, partition)
-        for records in consumer.poll(timeout_ms=_POLL_MS).values():
-            waiting.extend(record for record in records if record.offset < end)
-        # The client's position also passes what a compacted or transactional log leaves out.
-        if consumer.position(part) >= end:
+        assert self._reader is not None
+        try:
+            records, position = self._reader.take(partition)
+        except aiokafka.errors.OffsetOutOfRangeError as err:
+            raise LogGone(
+                f"{self._topic} no longer holds a part of the range that was to be read next ({err}): retention has "
+                "deleted it. Replay a later range, or from an export of the facts"
+            ) from err
+        waiting.extend(record for record in records if record.offset < end)
+        if position >= end:
             open_.discard(partition)
 
     def _at(self, moment: datetime, ends: Offsets) -> Offsets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -46,6 +47,9 @@ _WORTH_IT = 1_000
 """Samples put into micro-batches at once. Where there were fewer, more are waited for: a transaction costs the same
 for one micro-batch as for ten."""
 _CONNECTIONS = 8
+_COLLECT_AFTER = 200_000
+"""New objects between two looks for cycles, of which there are hardly any. At Python's 700 a fifth of the time went
+into looking at a batch's rows again and again; this many take some tens of megabytes."""
 
 
 class Log(Protocol):
@@ -143,12 +147,15 @@ async def run_replay(
         relay = config.relay
         services["relay"] = lambda until: run_relay(relay, engine, until, health)
     stopping = asyncio.create_task(_pass_on(stop, ended))
+    collected = gc.get_threshold()
+    gc.set_threshold(_COLLECT_AFTER, *collected[1:])
     try:
         well = await run_together(services, ended, grace_s=_GRACE_S, health=health)
         with engine.connect() as connection:
             counts = progress.counts(connection, config.run)
         return Outcome(counts, replay.finished, None if well else health.in_words())
     finally:
+        gc.set_threshold(*collected)
         stopping.cancel()
         engine.dispose()
 

@@ -120,3 +120,25 @@ def test_a_stop_ends_the_reading(broker: str, topic: str) -> None:
 def test_a_broker_or_topic_that_is_not_there_is_one_clear_line(broker: str) -> None:
     with pytest.raises(LogAway, match="has no topic 'nowhere'"):
         LogRange(broker, "nowhere")
+
+
+def test_a_partition_that_is_thousands_of_records_ahead_is_waited_for(broker: str) -> None:
+    """Its records neither pile up nor keep the other from being read."""
+    name = f"replay-{secrets.token_hex(4)}"
+    admin = KafkaAdminClient(bootstrap_servers=broker)
+    admin.create_topics([NewTopic(name, num_partitions=2, replication_factor=1)])
+    producer = KafkaProducer(bootstrap_servers=broker, linger_ms=20)
+    count = 9_000
+    for number in range(count):
+        partition = int(number >= count // 2)
+        producer.send(name, b"%d %s" % (number, b"x" * 400), partition=partition, timestamp_ms=EPOCH + number)
+    producer.close()
+    stop = threading.Event()
+    timer = threading.Timer(30, stop.set)
+    timer.start()
+    with LogRange(broker, name) as log:
+        order = [int(one.value.split()[0]) for one, _ in log.read(*log.bounds(None, None), stop) if one.value]
+    timer.cancel()
+    assert order == list(range(count))
+    admin.delete_topics([name])
+    admin.close()
