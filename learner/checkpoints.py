@@ -171,8 +171,11 @@ def clear_leftovers(weights_dir: Path, policy: str) -> None:
 
 
 def sync_all(directory: Path) -> None:
-    """Have the files in `directory`, and their names, on the disk."""
+    """Have the files in `directory`, and their names, on the disk, for whoever may read the directory: safetensors
+    makes files that only their owner may read, and a server may be another account."""
+    mode = directory.stat().st_mode & 0o666
     for path in directory.iterdir():
+        path.chmod(mode)
         _sync(path)
     _sync(directory)
 

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from sqlalchemy import Connection
 
-from learner.checkpoints import beside, policy_dir, put_in_place, version_dir
+from learner.checkpoints import beside, policy_dir, put_in_place, sync_all, version_dir
 from learner.errors import LearnerStopped
 from learner.manifest import problems, weights_digest
 from learner.stored import Version, assemble, base_version, stored_version
@@ -103,6 +103,7 @@ class Shelf:
         if not target.is_dir():
             with beside(target) as temporary:
                 _write_zero_adapter(full.weights.path, temporary)
+                sync_all(temporary)
                 put_in_place(temporary, target)
         return Servable(full.version, full.weights, target)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from learner.checkpoints import TEMPORARY, clear_leftovers, locate, policy_dir, prune, version_dir, write_version
 from learner.config import no_fault
@@ -135,6 +136,19 @@ def test_a_version_that_is_half_deleted_counts_as_deleted(tmp_path: Path) -> Non
     assert "has no weight files any more" in problems(target, manifest)[0]
     assert prune(target, fault=no_fault)
     assert [path.name for path in target.iterdir()] == ["manifest.json"]
+
+
+def test_who_may_read_the_directory_may_read_its_files(tmp_path: Path) -> None:
+    """safetensors makes files that only their owner may read."""
+
+    def private(directory: Path) -> None:
+        save_file({"w": torch.ones(2)}, directory / "model.safetensors")
+        (directory / "model.safetensors").chmod(0o600)
+
+    target = version_dir(tmp_path, "p", 1)
+    write_version(target, Lineage(policy="p", version=1), private, fault=no_fault)
+    for path in target.iterdir():
+        assert path.stat().st_mode & 0o777 == target.stat().st_mode & 0o666
 
 
 def test_what_a_crash_left_half_written_is_cleared(tmp_path: Path) -> None:
