@@ -58,6 +58,7 @@ def _asks(recipe: Recipe) -> list[str]:
         "hints": recipe.hint is not None and recipe.hint.context is None,
         "context": recipe.hint is not None and recipe.hint.context is not None,
         "groups": needs.groups,
+        "pairs": needs.pairs,
         "sessions": needs.session,
         "teacher": recipe.teacher is not None,
         "critic": recipe.critic is not None,
