@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from producers.gateway.chat_api import chat_completions
+from producers.gateway.completions import completions
 from producers.gateway.config import GatewayConfig
 from producers.gateway.conversations import Conversations
 from producers.gateway.desk import Desk, TurnFailed
@@ -32,6 +33,7 @@ _SHUTDOWN_S = 30.0
 
 _TALK: dict[str, Handler] = {
     "/v1/chat/completions": chat_completions,
+    "/v1/completions": completions,
     "/v1/messages": messages,
     "/v1/responses": responses,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -81,7 +81,7 @@ class Http:
             return await _read(response)
 
     @asynccontextmanager
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[AsyncIterator[str]]:
+    async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[AsyncGenerator[str, None]]:
         """The data of the events that answer, as they come. Leaving it closes the connection, which ends the work.
 
         Raises:

@@ -24,7 +24,7 @@ __all__ = ["Upstream", "UpstreamFailed"]
 _ASK_AGAIN_S = 30.0
 """How long a server that lacks an endpoint is not asked for it again: it may be replaced by one that has it."""
 
-CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
+CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 
 
 class Upstream:
@@ -33,6 +33,7 @@ class Upstream:
     def __init__(self, url: str, *, model: str, api_key: str | None, timeout_s: float) -> None:
         self.http = Http(url, api_key=api_key, timeout_s=timeout_s)
         self._model = model
+        self._speaks = False
         self._lacking: dict[str, float] = {}
 
     async def __aenter__(self) -> Upstream:
@@ -122,6 +123,30 @@ class Upstream:
                 yield chunk
         if before is not None:
             chat_stream.one_version(before, await self.version(), gathered)
+
+    async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a completion request, whole.
+
+        Raises:
+            UpstreamFailed: there is none.
+        """
+        async with self.http.translated():
+            return await self.http.post(COMPLETIONS, body)
+
+    async def speaks_tokens(self) -> bool:
+        """Whether the server takes and gives token ids, as vLLM does."""
+        if self._lacks(GENERATE):
+            return False
+        if not self._speaks:
+            try:
+                async with self.http.translated():
+                    await self.http.post(GENERATE, {})
+            except UpstreamFailed as err:
+                # Who has the endpoint refuses an empty request; any other fault says nothing, and nothing is kept.
+                if isinstance(err, Absent):
+                    self._lacking[GENERATE] = time.monotonic()
+                self._speaks = err.refused and not isinstance(err, Absent)
+        return self._speaks
 
     async def version(self) -> str | None:
         """The weight version that the server says it has now; None where it does not say."""
