@@ -17,7 +17,7 @@ from hindstream.cli.topics import ensure_topics
 from hindstream.stack.vllm import post
 from schemas.events import NextStateObserved, SessionClosed, TurnRecorded, VersionSpan
 from tests.producers.gateway.logs import events_of
-from tests.producers.gateway.upstreams import gateway, health, say
+from tests.producers.gateway.upstreams import gateway, health, say, stream
 
 pytestmark = [pytest.mark.stack, pytest.mark.vllm, pytest.mark.slow]
 END_OF_TURN = "2"
@@ -185,3 +185,23 @@ async def test_concurrent_requests_of_one_session_keep_their_own_next_states(
     assert len(states) == len(children) == 3
     for turn in children:
         assert [states[state] for state in turn.next_state_ids] == [turn.messages[-1]["content"]]
+
+
+async def test_a_stream_goes_on_through_a_swap_and_each_token_has_its_version(
+    tmp_path: Path, version_3: str, topics: str
+) -> None:
+    name = session()
+    body = {"messages": [QUESTION], "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    seen = 0
+    async with gateway(tmp_path, version_3, topics) as address:
+        async for _ in stream(address, body, {"X-Session-Id": name}):
+            seen += 1
+            if seen == 5:
+                await asyncio.to_thread(post, f"{version_3}/pause?mode=keep", {}, 30)
+                await asyncio.to_thread(post, f"{version_3}/update_weight_version", {"new_version": "4"}, 30)
+                await asyncio.to_thread(post, f"{version_3}/resume", {}, 30)
+    turn = turn_of(events_of(topics, name, 1)[0].data)
+    first, second = turn.policy.spans
+    assert (first.version, second.version) == (3, 4)
+    assert 0 == first.start < first.end == second.start < second.end == 60
+    assert len(turn.tokens.response_ids) == len(turn.tokens.response_logprobs) == 60
