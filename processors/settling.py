@@ -23,6 +23,13 @@ FOR UPDATE
 the other's as unfinished, so neither would settle the sample. The lock makes the second wait; the statements after
 it then see what the first has committed. In sorted order, so that two batches cannot wait for each other."""
 
+_AT_ONCE = 512
+"""Samples whose messages are read together: they may be a megabyte each."""
+
+READING = "SELECT EXISTS (SELECT 1 FROM replays WHERE run = %(run)s AND NOT read)"
+"""Asked with the samples locked: who settles before the mark leaves them to `settle_read`, who waits for its locks sees
+the mark."""
+
 FINAL = """
 SELECT s.sample_id, s.turn_id,
        t.group_id,
@@ -153,7 +160,8 @@ def settle(connection: Connection, run: str, turn_ids: Iterable[str]) -> Settled
     """Decide the pending samples of `turn_ids` whose evaluations are all final, in the caller's transaction.
 
     Call it after writing the evaluations' results, in the same transaction. A sample with unfinished evaluations,
-    or one that is decided already, is left as it is; calling it again changes nothing.
+    or one that is decided already, is left as it is; calling it again changes nothing. Where a replay looks for pairs,
+    all wait for the end of its log (`settle_read`): a correction may stand anywhere on it.
     """
     turns = sorted(set(turn_ids))
     locked = connection.exec_driver_sql(LOCK, {"run": run, "turns": turns}).scalars().all()
@@ -161,6 +169,8 @@ def settle(connection: Connection, run: str, turn_ids: Iterable[str]) -> Settled
         return Settled(0, 0)
     recipe = recipes_of(connection, [run])[run]
     needs = needs_of(recipe)
+    if needs.pairs and connection.exec_driver_sql(READING, {"run": run}).scalar_one():
+        return Settled(0, 0)
     final = connection.exec_driver_sql(FINAL, {"samples": list(locked), "pairs": needs.pairs}).all()
     verdicts = [(row, why_not_trained(recipe, _signals(row))) for row in final]
     ready = {row.sample_id: row.feedback_id for row, reason in verdicts if reason is None}
@@ -168,6 +178,18 @@ def settle(connection: Connection, run: str, turn_ids: Iterable[str]) -> Settled
     _make_ready(connection, ready, needs)
     _drop(connection, dropped)
     return Settled(len(ready), len(dropped))
+
+
+def settle_read(connection: Connection, run: str) -> None:
+    """Decide what waited for the end of a replay's log, in the transaction that marks it read."""
+    if not needs_of(recipes_of(connection, [run])[run]).pairs:
+        return
+    waiting = connection.exec_driver_sql(
+        "SELECT turn_id FROM samples WHERE run = %(run)s AND state = 'pending' AND linked", {"run": run}
+    )
+    turns = sorted(waiting.scalars())
+    for start in range(0, len(turns), _AT_ONCE):
+        settle(connection, run, turns[start : start + _AT_ONCE])
 
 
 def _signals(row: Any) -> Signals:

@@ -7,10 +7,11 @@ import gc
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -25,18 +26,22 @@ from processors.patience import Pause
 from processors.relay import RelayConfig, run_relay
 from processors.replay import progress
 from processors.replay.micro_batches import next_micro_batches
+from processors.replay.opening import Opened
 from processors.replay.pacing import Pace
 from processors.replay.progress import Counts, Offsets, Place, Range
 from processors.replay.selection import Selection
-from processors.replay.taking import Numbered, take
+from processors.replay.taking import Numbered, prepare, take
 from processors.runs import ensure_run
 from processors.services import Service, run_together
+from processors.settling import settle_read
 from processors.transactions import Transactions
 from schemas.claim_check import BlobStore
 from schemas.database import in_words, is_transient, make_engine
 from schemas.recipes import Recipe
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _GRACE_S = 20.0
 _LOOK_S = 0.2
@@ -47,6 +52,8 @@ _WORTH_IT = 1_000
 """Samples put into micro-batches at once. Where there were fewer, more are waited for: a transaction costs the same
 for one micro-batch as for ten."""
 _CONNECTIONS = 8
+_BATCH_BYTES = 16 * 1024 * 1024
+"""Of records in one transaction: three batches are held at once, and a record may have a megabyte."""
 _COLLECT_AFTER = 200_000
 """New objects between two looks for cycles, of which there are hardly any. At Python's 700 a fifth of the time went
 into looking at a batch's rows again and again; this many take some tens of megabytes."""
@@ -252,66 +259,94 @@ class _Replay:
             whole, place = progress.range_of(connection, self._config.run)
         if place.read:
             return
-        with ThreadPoolExecutor(1, "replay-taking") as taker:
-            self._read_from(whole, place, halt, taker)
+        with (
+            ThreadPoolExecutor(1, "replay-preparing") as preparer,
+            ThreadPoolExecutor(1, "replay-taking") as taker,
+        ):
+            self._read_from(whole, place, halt, preparer, taker)
         if not halt.is_set():
             self._in_transaction(self._end_reading, halt)
 
-    def _read_from(self, whole: Range, place: Place, halt: threading.Event, taker: ThreadPoolExecutor) -> None:
-        """One batch is taken while the next is read; never two at once, so they are taken in the log's order."""
+    def _read_from(
+        self,
+        whole: Range,
+        place: Place,
+        halt: threading.Event,
+        preparer: ThreadPoolExecutor,
+        taker: ThreadPoolExecutor,
+    ) -> None:
+        """One batch is read while the one before is prepared and the one before that is taken; each of these is done
+        in the log's order."""
         pace = Pace(self._config.speed, halt)
         next_ = dict(place.next)
         done = sum(next_.values()) - sum(whole.starts.values())
         batch: list[Numbered] = []
-        taking: Future[None] | None = None
+        size = 0
+        ahead: deque[Future[None]] = deque()
+
+        def hand_on() -> None:
+            if len(ahead) > 1:
+                ahead.popleft().result()
+            prepared = preparer.submit(self._prepare, batch, halt)
+            before = ahead[-1] if ahead else None
+            ahead.append(taker.submit(self._take, before, prepared, dict(next_), halt))
+
         for delivery, seconds in self._source.read(place.next, whole.ends, halt):
             late = not pace.reached(seconds)
-            if late or len(batch) >= self._config.batch:  # what came before must not wait for the pace
-                if taking is not None:
-                    taking.result()
-                taking, batch = taker.submit(self._take, batch, dict(next_), halt), []
+            full = len(batch) >= self._config.batch or size >= _BATCH_BYTES
+            if batch and (late or full):  # what came before must not wait for the pace
+                hand_on()
+                batch, size = [], 0
             if late:
                 pace.wait(seconds)
             batch.append(Numbered(delivery, done))
+            size += len(delivery.value or b"")
             done += 1
             next_[delivery.partition] = delivery.offset + 1
             if halt.is_set():
                 break
-        if taking is not None:
+        if batch and not halt.is_set():
+            hand_on()
+        for taking in ahead:
             taking.result()
-        if not halt.is_set():
-            self._take(batch, next_, halt)
 
-    def _take(self, batch: list[Numbered], next_: Offsets, halt: threading.Event) -> None:
-        if not batch:
-            return
+    def _prepare(self, batch: list[Numbered], halt: threading.Event) -> Opened | None:
         config, log_name = self._config, self._source.name
-        models = None if config.evaluators is None else Models.of(config.evaluators)
-        self._in_transaction(
-            lambda connection: take(
+        return self._in_transaction(
+            lambda connection: prepare(
                 connection,
                 config.run,
                 config.recipe,
                 batch,
                 config.selection,
-                next_,
                 log=log_name,
                 blobs=config.blobs,
-                models=models,
+                models=None if config.evaluators is None else Models.of(config.evaluators),
             ),
             halt,
         )
 
+    def _take(
+        self, before: Future[None] | None, prepared: Future[Opened | None], next_: Offsets, halt: threading.Event
+    ) -> None:
+        if before is not None:
+            before.result()  # where a batch failed, the ones after it must not be taken for it too
+        opened = prepared.result()
+        if opened is not None:
+            self._in_transaction(lambda connection: take(connection, self._config.run, opened, next_), halt)
+
     def _end_reading(self, connection: Connection) -> None:
         link_unfinished(connection, self._config.run)
         progress.mark_read(connection, self._config.run)
+        settle_read(connection, self._config.run)
 
-    def _in_transaction(self, work: Callable[[Connection], object], halt: threading.Event) -> None:
+    def _in_transaction(self, work: Callable[[Connection], T], halt: threading.Event) -> T | None:
+        """What `work` gives; None where `halt` is set before it is done."""
         wait = 0.2
         while not halt.is_set():
             try:
                 with self._engine.begin() as connection:
-                    work(connection)
+                    made = work(connection)
             except SQLAlchemyError as err:
                 if not is_transient(err):
                     raise
@@ -320,7 +355,8 @@ class _Replay:
                 wait = min(5.0, 2 * wait)
             else:
                 self._health.ok("reading")
-                return
+                return made
+        return None
 
 
 def _settled(connection: Connection, config: ReplayConfig) -> bool:

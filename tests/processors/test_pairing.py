@@ -9,6 +9,10 @@ import pytest
 
 from learner.batches import Loaded, load_batch
 from processors.batcher import next_micro_batch
+from processors.replay import progress
+from processors.replay.progress import Range
+from processors.replay.selection import Selection
+from processors.settling import settle_read
 from schemas.chat_tokens import ChatTokens
 from schemas.events import EventData, FeedbackGiven, Response, SessionClosed, Tokens
 from schemas.recipes import recipe_named
@@ -138,3 +142,23 @@ async def test_sft_takes_text_of_any_version_and_every_answer_if_it_is_told(
     assert [(drop.reason, drop.detail) for drop in unusable] == [
         ("not_renderable", "message 0 (user) holds image_url, and the policy reads text")
     ]
+
+
+async def test_a_replay_settles_pairs_when_its_log_is_read(migrated_database_url: str, model_dir: Path) -> None:
+    """A correction may stand anywhere on the log, and must count wherever the reading was interrupted."""
+    recording = dpo(migrated_database_url, size=1)
+    with recording.engine.begin() as connection:
+        log = Range(log="file:x", starts={0: 0}, ends={0: 9}, selection=Selection())
+        progress.begin(connection, "live", log, "samples")
+    recording.record(*branches("a", "hm"))
+    await evaluate(evaluators(), recording)
+    assert recording.sample("a0")[0] == "pending"
+    assert batched(recording, model_dir) is None
+    recording.record(FeedbackGiven(feedback_id="f", session_id="a", turn_id="a0", correction="Better so."))
+    with recording.engine.begin() as connection:
+        progress.mark_read(connection, "live")
+        settle_read(connection, "live")
+    loaded = batched(recording, model_dir)
+    assert turns_of(recording, loaded) == ["a0"]
+    assert loaded is not None
+    assert loaded[0].sample.correction_ids is not None
