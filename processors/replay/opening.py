@@ -20,7 +20,7 @@ from processors.evaluators.judge import RewardResult
 from processors.evaluators.queue import Claim
 from processors.evaluators.recorded import Models, from_records
 from processors.evaluators.teacher import TeacherScores
-from processors.linking import evaluations_of
+from processors.linking import evaluations_of, link
 from processors.settling import Signals, settle, why_not_trained
 from schemas.database import is_refused
 from schemas.digests import sample_digest_of, sample_id
@@ -83,20 +83,35 @@ class _Batch:
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Opened:
+    """Samples that are decided as far as rules and recorded answers go, to be written by `write_samples`. `incomplete`:
+    the sessions whose turns were not all complete."""
+
+    decided: _Batch
+    undecided: _Batch
+    incomplete: frozenset[str]
+
+    @property
+    def sessions(self) -> set[str]:
+        """Of all its turns."""
+        return {one.session_id for one in self.decided.taken.values()}
+
+
 def open_samples(
     connection: Connection, run: str, recipe: Recipe, taken: Sequence[Taken], models: Models | None
-) -> int:
-    """Insert the samples `taken` of a replay, those of them whose turn is recorded and has none in the run yet, in the
-    caller's transaction, which holds their sessions' locks. Returns how many were new.
+) -> Opened:
+    """What becomes of the samples `taken` of a replay: of those whose turn is recorded and has none in the run yet.
 
     A turn that is complete is linked as `processors.linking.link` does it; with `models`, what rules and recorded
-    answers tell is final at once, and the sample with it where nothing else is asked.
+    answers tell is final at once, and the sample with it where nothing else is asked. Only reads, and needs no lock.
     """
     wanted = {"run": run, "turns": [one.turn_id for one in taken]}
     facts = {fact.turn_id: fact for fact in connection.exec_driver_sql(_FACTS, wanted)}
     batch = _linked(taken, facts, recipe)
+    incomplete = frozenset(fact.session_id for fact in facts.values() if not fact.complete)
     if models is None:
-        return _write(connection, run, batch)
+        return Opened(batch, batch, incomplete)
     claims = [
         Claim(run=run, turn_id=row["turn_id"], signal=row["signal"], worker="", attempt=0, replayed=True)
         for rows in batch.evaluations.values()
@@ -111,13 +126,22 @@ def open_samples(
     if not (needs.text or needs.pairs or needs.prompt_scores):  # else `settle` reads more than is at hand
         for turn_id in decided.evaluations:
             decided.taken[turn_id] = _settled(decided, turn_id, facts[turn_id], recipe, needs)
+    return Opened(decided, batch, incomplete)
+
+
+def write_samples(connection: Connection, run: str, opened: Opened) -> int:
+    """Insert them, with their evaluations and results, in the caller's transaction, which holds their sessions' locks.
+    Returns how many were new; what is there already stays as it is."""
     try:
         with connection.begin_nested():
-            return _write(connection, run, decided)
+            new = _write(connection, run, opened.decided)
     except DBAPIError as err:
-        if not outcomes or not is_refused(err):
+        if not opened.decided.outcomes or not is_refused(err):
             raise
-    return _write(connection, run, batch)  # the evaluator service tells which one was refused
+        new = _write(connection, run, opened.undecided)  # the evaluator service tells which one was refused
+    if opened.incomplete:  # a turn may have become complete since; who completed it could not see its sample
+        link(connection, opened.incomplete)
+    return new
 
 
 def _linked(taken: Sequence[Taken], facts: Mapping[str, Any], recipe: Recipe) -> _Batch:

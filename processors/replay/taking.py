@@ -13,7 +13,7 @@ from processors.dead_letters import Delivery
 from processors.evaluators.recorded import Models
 from processors.recording import record
 from processors.replay import progress
-from processors.replay.opening import Taken, open_samples
+from processors.replay.opening import Opened, Taken, open_samples, write_samples
 from processors.replay.selection import Selection
 from processors.sessions import lock_sessions
 from processors.trainable import NEVER_JUDGED, untrainable
@@ -39,23 +39,22 @@ class Numbered:
     order: int
 
 
-def take(
+def prepare(
     connection: Connection,
     run: str,
     recipe: Recipe,
     batch: Sequence[Numbered],
     selection: Selection,
-    next_: Mapping[int, int],
     *,
     log: str,
     blobs: BlobStore | None = None,
     models: Models | None = None,
-) -> int:
-    """Take what `selection` wants of `batch` into the run, in the caller's transaction, and remember that the offsets
-    before `next_` are done. Returns how many turns were taken; taking the same again takes none.
+) -> Opened:
+    """What `selection` wants of `batch`, ready to be taken into the run by `take`.
 
-    What the database knows already is not read a second time; what it lacks is recorded as any worker would. With
-    `models`, what rules and recorded answers tell is decided at once (`processors.replay.opening`).
+    What the database knows already is not read a second time; what it lacks is recorded as any worker would, in the
+    caller's transaction. With `models`, what rules and recorded answers tell is decided (`processors.replay.opening`).
+    Nothing of the run is written, so one batch is prepared while another is taken.
 
     Raises:
         OSError: a claim check could not be fetched for a reason that may pass.
@@ -66,9 +65,15 @@ def take(
         record(connection, unknown, blobs=blobs, log=log)
     text = needs_of(recipe).text
     taken = [row for one in wanted if (row := _sample(run, one, blobs, text=text)) is not None]
+    return open_samples(connection, run, recipe, taken, models)
+
+
+def take(connection: Connection, run: str, opened: Opened, next_: Mapping[int, int]) -> int:
+    """Take a prepared batch into the run, in the caller's transaction, and remember that the offsets before `next_` are
+    done. Returns how many turns were taken; taking the same again takes none. Batches are taken in their order."""
     # In one order, so that two replays of one log cannot wait for each other's rows.
-    lock_sessions(connection, (one.session_id for one in taken))
-    new = open_samples(connection, run, recipe, taken, models)
+    lock_sessions(connection, opened.sessions)
+    new = write_samples(connection, run, opened)
     progress.advance(connection, run, next_, new)
     return new
 
