@@ -52,6 +52,34 @@ async def passed_on(
             yield shown
 
 
+def whole(body: dict[str, Any], completion: dict[str, Any], gathered: Gathered) -> dict[str, Any]:
+    """The same for a whole answer that `with_ids` asked for: the chat.completion for the caller.
+
+    Raises:
+        KeyError, IndexError, TypeError, AttributeError, ValueError: it is none.
+    """
+    gathered.completion_id = completion.get("id")
+    gathered.prompt_ids = completion.get("prompt_token_ids") or []
+    for choice in completion["choices"]:
+        _gather({**choice, "delta": choice["message"]}, gathered.candidate(choice["index"]))
+    shown = dict(completion)
+    if not body.get("return_token_ids"):
+        shown["prompt_token_ids"] = None
+    shown["choices"] = [_whole_choice(body, choice) for choice in completion["choices"]]
+    return shown
+
+
+def _whole_choice(body: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    choice = dict(said)
+    if not body.get("return_token_ids"):
+        choice["token_ids"] = None
+    if not body.get("logprobs"):
+        choice["logprobs"] = None
+    if body.get("include_reasoning") is False:
+        choice["logprobs"], choice["message"] = None, {**choice["message"], "reasoning": None}
+    return choice
+
+
 def one_version(before: str | None, after: str | None, gathered: Gathered) -> None:
     """Name the version of every token, where the server had only one while it answered."""
     same = before if before == after else None

@@ -16,22 +16,29 @@ from producers.gateway.answers import span_of, usage_of
 from producers.gateway.gathering import Gathered
 
 _DIRECT = (
-    "tools",
     "echo",
     "use_beam_search",
     "return_prompt_text",
     "logprob_token_ids",
     "return_tokens_as_token_ids",
-    "functions",
 )
 """What only the server's chat endpoint answers word for word."""
+
+_PARSED = ("tools", "functions")
+"""What its parsers have a say in: derender does the same for a whole answer."""
+
+
+def direct(body: dict[str, Any]) -> bool:
+    """Whether only the server's chat endpoint can answer, whole or streamed."""
+    return any(body.get(field) for field in _DIRECT) or (bool(body.get("logprobs")) and body.get("top_logprobs") == -1)
 
 
 def plain(body: dict[str, Any], prompt: dict[str, Any]) -> bool:
     """Whether the text of the tokens is the answer: no parser of the server has a say in it."""
-    if any(body.get(field) for field in _DIRECT) or (body.get("stream_options") or {}).get("continuous_usage_stats"):
+    if direct(body) or any(body.get(field) for field in _PARSED):
         return False
-    return prompt.get("reasoning_parser_kwargs") is None and body.get("top_logprobs") != -1
+    every_usage = (body.get("stream_options") or {}).get("continuous_usage_stats")
+    return not every_usage and prompt.get("reasoning_parser_kwargs") is None
 
 
 def generate_request(body: dict[str, Any], prompt: dict[str, Any], **more: Any) -> dict[str, Any]:

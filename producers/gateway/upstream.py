@@ -77,6 +77,8 @@ class Upstream:
             prompt = await self._render(body)
             if prompt is None:
                 return without_tokens(await self.http.post(CHAT, body))
+            if token_stream.direct(body):
+                return await self._direct(body)
             try:
                 generated = await self.http.post(GENERATE, token_stream.generate_request(body, prompt))
             except Absent:
@@ -110,6 +112,15 @@ class Upstream:
         async with aclosing(self._chat_stream(body, gathered, asks_ids=prompt is not None)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    async def _direct(self, body: dict[str, Any]) -> Answer:
+        gathered = Gathered()
+        before = await self.version()
+        completion = await self.http.post(CHAT, chat_stream.with_ids(body))
+        completion = chat_stream.whole(body, completion, gathered)
+        if before is not None:
+            chat_stream.one_version(before, await self.version(), gathered)
+        return Answer(completion=completion, outcomes=gathered.outcomes("error"))
 
     async def _chat_stream(
         self, body: dict[str, Any], gathered: Gathered, *, asks_ids: bool
@@ -163,8 +174,8 @@ class Upstream:
 
     async def _render(self, body: dict[str, Any]) -> dict[str, Any] | None:
         path = f"{CHAT}/render"
-        if self._lacks(path):
-            return None
+        if self._lacks(path) or body.get("use_beam_search"):
+            return None  # of beams vLLM renders nothing and says no log-probs
         try:
             return await self.http.post(path, body)
         except Absent as absent:

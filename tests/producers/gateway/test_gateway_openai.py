@@ -132,6 +132,8 @@ def text(chunks: list[Any], index: int) -> tuple[str, list[str]]:
     [
         {"n": 3, "temperature": 0.8, "seed": 3, "max_tokens": 6},
         {"stop": ["river"], "max_tokens": 24},
+        {"messages": [QUESTION, {"role": "assistant", "content": "The"}], "extra_body": {"echo": True}},
+        {"logprobs": True, "max_tokens": 4, "extra_body": {"return_tokens_as_token_ids": True}},
     ],
 )
 async def test_a_whole_answer_is_the_servers_own(
