@@ -25,6 +25,10 @@ _ROUNDS = ("limit", "ours", "trl", "full_logits", "ours", "limit")
 """The two that are close to each other are measured twice and in turns, so that a slow minute of the machine does not
 decide between them."""
 
+_UNEVEN = 1.2
+"""Where one contender got that many times the processor time of another, their ratio says more about the machine's
+other work than about them."""
+
 _PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}
 """Dense bfloat16, from the makers' data sheets."""
 
@@ -38,14 +42,21 @@ def run(console: Console, size: str | None = None) -> list[Result]:
     size = size or ("gpu" if on_gpu else "small")
     path = None if on_gpu or size == "tiny" else _smollm2(console)
     best: dict[str, Measured] = {}
+    shares: list[float] = []
     with tempfile.TemporaryDirectory(prefix="hindstream-bench-") as directory:
         for name in _ROUNDS:
             one = _measure(name, size, Path(directory) / "measured.json", path)
             console.print(
                 f"{name}: {one.tokens / min(one.seconds):,.0f} tokens/s, peak {one.peak_mb:,.0f} MB", highlight=False
             )
+            shares.append(one.cpu_share)
             other = best.get(name, one)
             best[name] = replace(one, seconds=one.seconds + other.seconds, peak_mb=min(one.peak_mb, other.peak_mb))
+    if not on_gpu and max(shares) > _UNEVEN * min(shares):
+        console.print(
+            f"[bold]These ratios are no measurement:[/] the machine was busy, and contenders got between "
+            f"{min(shares):.0%} and {max(shares):.0%} of its cores. Run it again when nothing else runs."
+        )
     ours = best["ours"]
     console.print(f"{SIZES[size].samples} samples of {ours.tokens} tokens, {ours.targets} of them in responses")
     return _results(best)

@@ -33,11 +33,13 @@ Contender = Callable[[Any, Size, list[TrainingSample]], Step]
 
 @dataclass(frozen=True)
 class Measured:
-    """`seconds` of each measured step. `peak_mb`: on a GPU of its memory, else of the process with its libraries.
+    """`seconds` of each measured step. `cpu_share`: processor time over wall time and threads, of the whole process;
+    low where others had the cores. `peak_mb`: on a GPU of its memory, else of the process with its libraries.
     `parameters` of the model, `tokens` of a step, of these `targets` response tokens; `flops` of a step by the usual
     count. `device`: torch's name of it."""
 
     seconds: list[float]
+    cpu_share: float
     peak_mb: float
     parameters: int
     tokens: int
@@ -142,6 +144,7 @@ def main(name: str, size_name: str, file: Path, model_path: Path | None) -> None
         "flops": flops_of(model, samples),
         "device": torch.cuda.get_device_name() if device() == "cuda" else "cpu",
     }
+    wall, busy = time.perf_counter(), time.process_time()
     if name == "trl":
         from benchmarks.learner_trl import trl_seconds
 
@@ -149,7 +152,8 @@ def main(name: str, size_name: str, file: Path, model_path: Path | None) -> None
     else:
         contenders: dict[str, Contender] = {"ours": ours, "full_logits": full_logits, "limit": limit}
         seconds = measure(contenders[name](model, size, samples), size)
-    file.write_text(json.dumps(asdict(Measured(seconds=seconds, peak_mb=peak_mb(), **described))))
+    share = (time.process_time() - busy) / (time.perf_counter() - wall) / torch.get_num_threads()
+    file.write_text(json.dumps(asdict(Measured(seconds=seconds, cpu_share=share, peak_mb=peak_mb(), **described))))
 
 
 if __name__ == "__main__":
