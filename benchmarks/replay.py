@@ -47,7 +47,7 @@ from schemas.topics import AGENT_EVENTS
 
 T = TypeVar("T")
 
-_SESSIONS = {None: 5_000, "small": 500, "long": 25_000}
+_SESSIONS = {None: 10_000, "small": 500, "long": 25_000}
 _TURNS = 4
 """Of a session. With their replies and the session's end they are nine records."""
 _PARTITIONS = 2

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _GRACE_S = 20.0
-_LOOK_S = 0.2
+_LOOK_S = 0.1
 """Between two looks at what is left to do."""
 _LOOK_SHARE = 10.0
 """A look counts evaluations, which takes the longer the more there are: at most a tenth of the time is spent on it."""
