@@ -48,9 +48,9 @@ def to_chat(body: Plain) -> Plain:
     if body.get("tools"):
         chat["tools"] = [_tool(tool, place) for place, tool in enumerate(_list(body["tools"], "tools"))]
     chat |= _tool_choice(body.get("tool_choice"))
-    user = (body.get("metadata") or {}).get("user_id")
-    if isinstance(user, str):
-        chat["user"] = user
+    metadata = body.get("metadata")
+    if isinstance(metadata, dict) and isinstance(metadata.get("user_id"), str):
+        chat["user"] = metadata["user_id"]
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     return chat

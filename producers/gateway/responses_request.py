@@ -62,7 +62,8 @@ def to_chat(body: Plain, before: list[Plain]) -> tuple[Plain, list[Plain]]:
         chat["tool_choice"] = _tool_choice(body["tool_choice"])
     if body.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = body["max_output_tokens"]
-    form = ((body.get("text") or {}).get("format") or {}) if isinstance(body.get("text"), dict) else {}
+    form = body["text"].get("format") if isinstance(body.get("text"), dict) else None
+    form = form if isinstance(form, dict) else {}
     if form.get("type") == "json_schema":
         chat["response_format"] = {
             "type": "json_schema",
@@ -72,8 +73,11 @@ def to_chat(body: Plain, before: list[Plain]) -> tuple[Plain, list[Plain]]:
         chat["response_format"] = {"type": "json_object"}
     if isinstance(body.get("reasoning"), dict) and body["reasoning"].get("effort"):
         chat["reasoning_effort"] = body["reasoning"]["effort"]
-    if "message.output_text.logprobs" in (body.get("include") or []):
+    include = body.get("include")
+    if isinstance(include, list) and "message.output_text.logprobs" in include:
         chat["logprobs"] = True
+    else:
+        chat.pop("top_logprobs", None)  # asks for nothing without `include`; a chat completion would refuse it
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     return chat, conversation
@@ -88,7 +92,7 @@ def _input(given: Any) -> list[Plain]:
         if kind == "message":
             _append(messages, _message(item, where))
         elif kind == "reasoning":
-            texts = [str(part.get("text") or "") for part in item.get("content") or [] if isinstance(part, dict)]
+            texts = [str(part.get("text") or "") for part in _list(item.get("content") or [], where)]
             _append(messages, {"role": "assistant", "content": None, "reasoning": "".join(texts)})
         elif kind == "function_call":
             function = {"name": item.get("name") or "", "arguments": item.get("arguments") or ""}

@@ -118,6 +118,12 @@ def test_every_kind_of_item_becomes_what_chat_completions_call_it() -> None:
     }
 
 
+def test_top_logprobs_count_only_where_log_probs_are_asked_for() -> None:
+    assert "top_logprobs" not in to_chat({"input": "Hi", "top_logprobs": 2}, [])[0]
+    asked = to_chat({"input": "Hi", "top_logprobs": 2, "include": ["message.output_text.logprobs"]}, [])[0]
+    assert (asked["logprobs"], asked["top_logprobs"]) == (True, 2)
+
+
 @pytest.mark.parametrize(
     ("more", "field"),
     [
