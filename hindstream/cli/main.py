@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "gateway": ("hindstream.cli.gateway", "The OpenAI-compatible server that records conversations.", "app"),
     "import": ("hindstream.cli.imports", "Bring historical conversations into the log.", "import_"),
     "export": ("hindstream.cli.export", "Archives of facts and derived rows; data sets for other trainers.", "app"),
+    "judge": ("hindstream.cli.judge", "How well judges do on labelled pairs.", "app"),
     "recipes": ("hindstream.cli.recipes", "List, show and compare recipes.", "app"),
     "worker": ("hindstream.cli.worker", "Record, link, judge, hint, teach, batch.", "app"),
     "learner": ("hindstream.cli.learner", "Turn micro-batches into weight versions.", "app"),

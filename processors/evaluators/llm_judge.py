@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from processors.evaluators.answers import answer_digest, keep_answer, known_answers, recorded_answer
@@ -52,6 +54,36 @@ def samplings(spec: JudgeSpec | HintSpec) -> list[dict[str, Any]]:
     ]
 
 
+async def in_either_form(
+    server: ModelServer,
+    purpose: Purpose,
+    prompt: Prompt,
+    ask: Callable[[list[dict[str, str]], dict[str, Any] | None], Awaitable[Answer]],
+) -> Answer:
+    """What `ask` brings for `prompt`'s messages: held to the declared answers where the server can, else asked for the
+    marker. A server that refuses the constraint once is not sent it again.
+
+    Raises:
+        ServerFault: no answer.
+    """
+    if server.constrains:
+        try:
+            return await ask(prompt.constrained, constraint_of(purpose))
+        except PermanentFault as fault:
+            if "structured_outputs" not in str(fault):
+                raise
+            server.constrains = False
+    return await ask(prompt.free, None)
+
+
+def completion_body(
+    model: str, messages: list[dict[str, str]], sampling: dict[str, Any], constraint: dict[str, Any] | None
+) -> dict[str, Any]:
+    """A request to `/v1/chat/completions`."""
+    held = {} if constraint is None else {"structured_outputs": constraint}
+    return {"model": model, "messages": messages, **sampling, **held}
+
+
 class Panel:
     """Asks one model server several times, each time with its own seed, and keeps what it answers. `replayed`: what was
     recorded counts first, whichever weight version answered."""
@@ -71,20 +103,14 @@ class Panel:
 
         Where only an answer that was not held to the declared ones is recorded, a replay takes that.
         """
-        constraint = constraint_of(purpose)
 
         async def one(sampling: dict[str, Any]) -> Answer:
             try:
                 if self._replayed and (found := await self._recorded(purpose, prompt, sampling)) is not None:
                     return found
-                if self.server.constrains:
-                    try:
-                        return await self._ask(purpose, prompt.digest, prompt.constrained, sampling, constraint)
-                    except PermanentFault as fault:
-                        if "structured_outputs" not in str(fault):
-                            raise
-                        self.server.constrains = False
-                return await self._ask(purpose, prompt.digest, prompt.free, sampling, None)
+                return await in_either_form(
+                    self.server, purpose, prompt, partial(self._ask, purpose, prompt.digest, sampling)
+                )
             except ServerFault as fault:
                 return Answer(fault=fault)
 
@@ -101,8 +127,8 @@ class Panel:
         self,
         purpose: Purpose,
         prompt_digest: str,
-        messages: list[dict[str, str]],
         sampling: dict[str, Any],
+        messages: list[dict[str, str]],
         constraint: dict[str, Any] | None,
     ) -> Answer:
         def digest_at(version: str | None) -> str:
@@ -111,10 +137,8 @@ class Panel:
         digest = digest_at(await self.server.version())
         kept = (await self._transactions.run(known_answers, [digest])).get(digest)
         if kept is None:
-            body = {"model": self.server.model, "messages": messages, **sampling}
-            if constraint is not None:
-                body["structured_outputs"] = constraint
-            answer = _content(await self.server.post("/v1/chat/completions", body))
+            body = completion_body(self.server.model, messages, sampling, constraint)
+            answer = completion_content(await self.server.post("/v1/chat/completions", body))
             question = digest_at(None)
             kept = await self._transactions.run(
                 keep_answer, digest, question=question, purpose=purpose, model=self.server.model, answer=answer
@@ -209,7 +233,12 @@ def _vote(answer: Answer, annotator: str, prompt_digest: str, score: int | None,
     )
 
 
-def _content(plain: dict[str, Any]) -> dict[str, Any]:
+def completion_content(plain: dict[str, Any]) -> dict[str, Any]:
+    """What of a chat completion is kept: `content` and `finish_reason`.
+
+    Raises:
+        TransientFault: it is none.
+    """
     try:
         choice = plain["choices"][0]
         content = choice["message"].get("content")

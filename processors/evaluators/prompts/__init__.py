@@ -62,7 +62,7 @@ def prompt_for(purpose: Purpose, turn: Turn, next_states: tuple[NextState, ...],
     kind = next((kind for kind in _PROMINENCE if kind in kinds), None)
     if kind is None:
         raise ValueError(f"turn {turn.turn_id} has no next state to ask about")
-    instruction, shown = _template(purpose, kind)
+    instruction, shown = instruction_and_question(purpose, kind)
     texts = {
         "asked": asked(turn.messages),
         "answered": answered(turn.response),
@@ -118,7 +118,8 @@ def _observed(state: NextState) -> str:
 
 
 @cache
-def _template(purpose: Purpose, kind: NextStateKind) -> tuple[str, str]:
+def instruction_and_question(purpose: Purpose, kind: NextStateKind) -> tuple[str, str]:
+    """The two parts of a prompt's file: the instruction, and what the model is shown, with `$names` to fill in."""
     text = (Path(__file__).parent / f"{purpose}_{kind}.txt").read_text(encoding="utf-8")
     instruction, shown = text.split("\n---\n")
     return instruction, shown.rstrip("\n")

@@ -1,0 +1,1 @@
+"""Measuring judges: what they say about pairs whose outcome is known."""
