@@ -80,7 +80,7 @@ hints = Table(
     Column("annotator_kind", Text, comment="LLM or CODE; NULL where failed."),
     Column("votes_valid", Integer, nullable=False, comment="Valid votes."),
     Column("votes_total", Integer, nullable=False, comment="Votes asked for."),
-    Column("reason", Text, comment="Why there is none, or the fault."),
+    Column("reason", Text, comment="Why there is none, or the fault; of several accepted ones, why this one."),
     created_at(),
     PrimaryKeyConstraint("run", "turn_id"),
     Index("ix_hints_turn_id", "turn_id"),
