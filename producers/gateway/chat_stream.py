@@ -18,7 +18,7 @@ from producers.gateway.gathering import Candidate, Gathered
 def with_ids(body: dict[str, Any]) -> dict[str, Any]:
     """`body` asking for token ids and log-probs as well. A body that vLLM refuses stays one that it refuses."""
     asked = {**body, "return_token_ids": True}
-    if body.get("logprobs") is None and body.get("top_logprobs") is None:
+    if not body.get("logprobs") and not body.get("top_logprobs"):
         asked["logprobs"] = True
     if body.get("include_reasoning") is False:
         # vLLM hides all ids with the reasoning; the gateway hides the text alone.

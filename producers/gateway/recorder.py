@@ -60,7 +60,7 @@ class Recorder:
         self._stopping = threading.Event()
         self._wake_sender = threading.Event()
         self._away = False
-        self._losing = False
+        self.losing = False  # whether the last turn went nowhere: the broker is away, and disk or spool is full
         self.counts: dict[Recorded, int] = {"true": 0, "spooled": 0, "false": 0}
         self.refused_records = 0
         self._writer = threading.Thread(target=self._write, name="recorder-writer", daemon=True)
@@ -99,11 +99,6 @@ class Recorder:
     def alive(self) -> bool:
         """Whether both threads run: without them nothing is recorded."""
         return self._writer.is_alive() and self._sender.is_alive()
-
-    @property
-    def losing(self) -> bool:
-        """Whether the last turn went nowhere: the broker is away, and disk or spool is full."""
-        return self._losing
 
     @property
     def spool_bytes(self) -> int:
@@ -169,9 +164,9 @@ class Recorder:
             self._spool.append(records)
         except (SpoolFull, OSError) as err:
             log.error("a turn is not recorded: the broker is away and %s", err)  # noqa: TRY400 - no traceback each
-            self._losing = True
+            self.losing = True
             return "false"
-        self._losing = False
+        self.losing = False
         return "spooled"
 
     def _settle(self, future: Future[Recorded], outcome: Recorded) -> None:
@@ -249,5 +244,5 @@ class Recorder:
             return "away"
         if self._away:
             log.warning("the broker is back")
-        self._away = self._losing = False
+        self._away = self.losing = False
         return "acknowledged"

@@ -180,11 +180,16 @@ async def test_reasoning_and_parallel_tool_calls_keep_their_form_and_their_token
         return await streaming(list(events))(request)
 
     app = {RENDER: parsing, CHAT: answer}
-    body = {**BODY, "tools": [{"type": "function", "function": {"name": "look"}}], "mystery": {"kept": 1}}
+    body = {
+        **BODY,
+        "tools": [{"type": "function", "function": {"name": "look"}}],
+        "mystery": {"kept": 1},
+        "logprobs": False,
+    }
     async with serving(app, {"/weight_info": version}) as upstream, gateway(tmp_path, upstream, topics) as address:
         found = shown([event async for event in stream(address, body, {"X-Session-Id": name})])
     assert asked[0]["mystery"] == {"kept": 1}
-    assert asked[0]["return_token_ids"] is True
+    assert (asked[0]["return_token_ids"], asked[0]["logprobs"]) == (True, True)
     deltas = [one["choices"][0]["delta"] for one in found]
     assert deltas == [ROLE["choices"][0]["delta"], {"reasoning": "The sea."}, *[{"tool_calls": [c]} for c in CALLS], {}]
     assert all(one["choices"][0].get("token_ids") is None for one in found)
