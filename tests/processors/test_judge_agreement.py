@@ -13,8 +13,6 @@ from tests.processors.evaluating import FakeServer, answered, balance, evaluate,
 
 COLUMNS = "votes_total, votes_valid, votes_invalid, votes_error, agreement, kinds"
 ROW = f"SELECT {COLUMNS} FROM judge_agreement WHERE turn_id ="
-    "SELECT votes_total, votes_valid, votes_invalid, votes_error, agreement, kinds FROM judge_agreement WHERE turn_id ="
-)
 
 
 @pytest.mark.stack
