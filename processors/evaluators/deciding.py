@@ -64,7 +64,13 @@ async def by_model(
 
 
 def by_answers(
-    claim: Claim, answered: Answered, recipe: Recipe, prompt_digest: str, model: str, answers: list[Answer]
+    claim: Claim,
+    answered: Answered,
+    recipe: Recipe,
+    turn: Turn,
+    prompt_digest: str,
+    model: str,
+    answers: list[Answer],
 ) -> Outcome:
     """What `by_model` gives where `model` has answered already."""
     opinion: Opinion | HintOpinion
@@ -73,7 +79,7 @@ def by_answers(
         opinion = reward_by_answers(recipe.judge, answered, prompt_digest, model, answers)
     else:
         assert recipe.hint is not None
-        opinion = hint_by_answers(recipe.hint, answered, prompt_digest, model, answers)
+        opinion = hint_by_answers(recipe.hint, answered, turn, prompt_digest, model, answers)
     return _outcome(claim, answered, opinion)
 
 

@@ -10,6 +10,7 @@ from processors.evaluators.code_judge import compiled
 from processors.evaluators.inputs import Answered, Turn, replies
 from processors.evaluators.llm_judge import Answer, Panel, hint_vote, passing_fault
 from processors.evaluators.prompts import prompt_for
+from processors.evaluators.refusing import Refuse, refusing
 from processors.evaluators.votes import Vote
 from schemas.recipes import HintSpec
 
@@ -45,7 +46,7 @@ def hint_by_rules(spec: HintSpec, answered: Answered) -> HintOpinion | None:
     """
     if spec.context is not None:
         return HintOpinion(result=_chosen(spec.context, "CODE", ()), votes=())
-    votes = _matches(spec, replies(answered.next_states))
+    votes = _matches(spec, replies(answered.next_states), refusing(spec, answered, None))
     if votes and votes[-1].score == 1:
         return HintOpinion(result=_chosen(votes[-1].explanation, "CODE", votes), votes=tuple(votes))
     if spec.votes:
@@ -60,19 +61,21 @@ async def hint_by_model(
     """The longest accepted hint of `spec.votes` votes; see `hint_by_answers`."""
     prompt = prompt_for("hint", turn, answered.next_states, characters=characters)
     answers = await panel.ask("hint", prompt, spec)
-    return hint_by_answers(spec, answered, prompt.digest, panel.server.model, answers)
+    return hint_by_answers(spec, answered, turn, prompt.digest, panel.server.model, answers)
 
 
 def hint_by_answers(
-    spec: HintSpec, answered: Answered, prompt_digest: str, model: str, answers: list[Answer]
+    spec: HintSpec, answered: Answered, turn: Turn, prompt_digest: str, model: str, answers: list[Answer]
 ) -> HintOpinion:
     """The longest accepted hint of those that `model` gave as `answers`; of equally long ones the earliest vote's.
+    Where the recipe asks the teacher which is best, `choosing` then chooses anew.
 
     Without an accepted one the result is `none` where a valid vote said so, else `failed`; `retry_reason` is set
     where a vote has no answer yet.
     """
-    votes = [hint_vote(answer, model, prompt_digest, spec.min_characters) for answer in answers]
-    before = _matches(spec, replies(answered.next_states))  # too short ones: they are kept
+    refuse = refusing(spec, answered, turn.response)
+    votes = [hint_vote(answer, model, prompt_digest, spec.min_characters, refuse) for answer in answers]
+    before = _matches(spec, replies(answered.next_states), refusing(spec, answered, None))  # refused ones are kept
     accepted = [vote.explanation or "" for vote in votes if vote.score == 1]
     reasons = "; ".join(vote.explanation or vote.status for vote in votes)
     if accepted:
@@ -90,8 +93,8 @@ def failed_hint(reason: str, *, total: int = 0) -> HintResult:
     return HintResult(status="failed", text=None, annotator_kind=None, votes_valid=0, votes_total=total, reason=reason)
 
 
-def _matches(spec: HintSpec, texts: Sequence[str]) -> list[Vote]:
-    """A vote for each pattern that is found, up to the first whose hint is long enough."""
+def _matches(spec: HintSpec, texts: Sequence[str], refuse: Refuse) -> list[Vote]:
+    """A vote for each pattern that is found, up to the first whose hint is accepted."""
     votes = []
     for text in texts:
         for number, pattern in enumerate(spec.patterns):
@@ -99,17 +102,19 @@ def _matches(spec: HintSpec, texts: Sequence[str]) -> list[Vote]:
             if match is None:
                 continue
             hint = ((match.group(1) if match.re.groups else None) or match.group(0)).strip()
-            enough = len(hint) >= spec.min_characters
+            why = refuse(hint)
+            if len(hint) < spec.min_characters:
+                why = f"too short: {hint!r}, at least {spec.min_characters} characters"
             votes.append(
                 Vote(
                     status="valid",
                     annotator_kind="CODE",
                     annotator=f"pattern {number}",
-                    score=int(enough),
-                    explanation=hint if enough else f"too short: {hint!r}, at least {spec.min_characters} characters",
+                    score=int(why is None),
+                    explanation=hint if why is None else why,
                 )
             )
-            if enough:
+            if why is None:
                 return votes
     return votes
 

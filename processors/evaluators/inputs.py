@@ -28,6 +28,7 @@ class Feedback:
     score: float | None = None
     thumbs: str | None = None
     author: str | None = None
+    correction: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +71,13 @@ def load_answered(connection: Connection, turn_ids: Iterable[str]) -> dict[str, 
         )
     feedback: dict[str, list[Feedback]] = {}
     for row in connection.exec_driver_sql(
-        "SELECT turn_id, score, thumbs, author FROM feedback WHERE turn_id = ANY(%(turns)s) "
+        "SELECT turn_id, score, thumbs, author, correction FROM feedback WHERE turn_id = ANY(%(turns)s) "
         "ORDER BY turn_id, feedback_id",
         wanted,
     ):
-        feedback.setdefault(row.turn_id, []).append(Feedback(score=row.score, thumbs=row.thumbs, author=row.author))
+        feedback.setdefault(row.turn_id, []).append(
+            Feedback(score=row.score, thumbs=row.thumbs, author=row.author, correction=row.correction)
+        )
     return {
         row.turn_id: Answered(
             turn_id=row.turn_id,

@@ -16,6 +16,7 @@ from typing import Any
 from processors.evaluators.answers import answer_digest, keep_answer, known_answers, recorded_answer
 from processors.evaluators.prompts import LABELS, Prompt, Purpose
 from processors.evaluators.queue import Signal
+from processors.evaluators.refusing import Refuse
 from processors.evaluators.server import ModelServer, PermanentFault, ServerFault, TransientFault
 from processors.evaluators.votes import Vote
 from processors.transactions import Transactions
@@ -176,8 +177,11 @@ def verdict_vote(answer: Answer, annotator: str, prompt_digest: str) -> Vote:
     return _vote(answer, annotator, prompt_digest, score, problem)
 
 
-def hint_vote(answer: Answer, annotator: str, prompt_digest: str, min_characters: int) -> Vote:
-    """The vote of a hint giver's answer: +1 with the hint as explanation; 0 for NONE or a hint that is too short."""
+def hint_vote(
+    answer: Answer, annotator: str, prompt_digest: str, min_characters: int, refuse: Refuse | None = None
+) -> Vote:
+    """The vote of a hint giver's answer: +1 with the hint as explanation; 0 for NONE, or for a hint that is too short
+    or refused, with the reason."""
     if answer.cut:
         return _vote(answer, annotator, prompt_digest, None, "cut off at max_tokens")
     text = (answer.text or "").strip()
@@ -191,6 +195,8 @@ def hint_vote(answer: Answer, annotator: str, prompt_digest: str, min_characters
         return _vote(
             answer, annotator, prompt_digest, 0, f"too short: {len(hint)} characters, at least {min_characters}"
         )
+    if refuse is not None and (why := refuse(hint)) is not None:
+        return _vote(answer, annotator, prompt_digest, 0, why)
     return _vote(answer, annotator, prompt_digest, 1, hint)
 
 

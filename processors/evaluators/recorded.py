@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from processors.evaluators.answers import question_digests, recorded_answers
+from processors.evaluators.choosing import asks_teacher
 from processors.evaluators.completion import Outcome
 from processors.evaluators.config import EvaluatorsConfig
 from processors.evaluators.deciding import by_answers, by_rules
@@ -78,6 +79,7 @@ class _Question:
 
     claim: Claim
     answered: Answered
+    turn: Turn
     purpose: Purpose
     spec: JudgeSpec | HintSpec
     prompt: Prompt
@@ -102,7 +104,7 @@ def _question(
     assert spec is not None
     shown = answered[claim.turn_id]
     prompt = prompt_for(purpose, turns[claim.turn_id], shown.next_states, characters=models.characters)
-    return _Question(claim, shown, purpose, spec, prompt)
+    return _Question(claim, shown, turns[claim.turn_id], purpose, spec, prompt)
 
 
 def _by_judge(connection: Connection, questions: Sequence[_Question], recipe: Recipe, model: str) -> list[Outcome]:
@@ -119,7 +121,9 @@ def _by_judge(connection: Connection, questions: Sequence[_Question], recipe: Re
         kept = [found.get(digest) or found.get(other) for digest, other in zip(votes, others or votes, strict=True)]
         answers: list[Answer] = [read_answer(*answer) for answer in kept if answer is not None]
         if len(answers) == len(votes):
-            outcomes.append(by_answers(one.claim, one.answered, recipe, one.prompt.digest, model, answers))
+            told = by_answers(one.claim, one.answered, recipe, one.turn, one.prompt.digest, model, answers)
+            if not asks_teacher(recipe, told):  # which of several hints is best is the teacher's to say
+                outcomes.append(told)
     return outcomes
 
 

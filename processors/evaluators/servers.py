@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import aiohttp
 
+from processors.evaluators.choosing import accepted_hints, asks_teacher, choose
 from processors.evaluators.completion import Outcome
 from processors.evaluators.config import EvaluatorsConfig
 from processors.evaluators.deciding import asks_a_model, by_model, failed
 from processors.evaluators.fingerprint import check_same_tokenizer, check_tokenizer_of
-from processors.evaluators.inputs import Answered, load_hint, load_turn
+from processors.evaluators.hint import HintResult
+from processors.evaluators.inputs import Answered, Turn, load_hint, load_turn
 from processors.evaluators.llm_judge import Panel
 from processors.evaluators.plain_teacher import score_answer
 from processors.evaluators.queue import Claim
-from processors.evaluators.server import ModelServer, ServerFault
+from processors.evaluators.server import ModelServer, ServerFault, TransientFault
 from processors.evaluators.teacher import TeacherFailed, score_under_hint
 from processors.patience import Pause
 from processors.transactions import Transactions
@@ -84,7 +88,10 @@ class Servers:
         if claim.signal != "teacher":
             panel = self._replay_panel if claim.replayed else self._panel
             assert panel is not None
-            return await by_model(claim, answered, recipe, turn, panel, characters=self._characters)
+            outcome, again = await by_model(claim, answered, recipe, turn, panel, characters=self._characters)
+            if asks_teacher(recipe, outcome):
+                outcome = await self._chosen(outcome, recipe, turn)
+            return outcome, again
         assert self._teacher is not None
         if recipe.hint is None and recipe.teacher is not None:
             try:
@@ -115,3 +122,28 @@ class Servers:
         except TeacherFailed as fault:
             return failed(claim, answered.session_id, str(fault)), None
         return Outcome(claim=claim, session_id=answered.session_id, result=scores), None
+
+    async def _chosen(self, outcome: Outcome, recipe: Recipe, turn: Turn) -> Outcome:
+        """`outcome` with the hint that the recipe's rule takes.
+
+        Raises:
+            TransientFault: no answer now.
+        """
+        hint, result = recipe.hint, outcome.result
+        assert hint is not None
+        assert hint.select != "longest"
+        assert isinstance(result, HintResult)
+        if self._teacher is None or recipe.teacher is None or not self.teacher_ready:
+            raise TransientFault("the teacher, which chooses among the hints, is not there yet")
+        chosen = await choose(
+            hint.select,
+            accepted_hints(outcome.votes),
+            turn,
+            self._teacher,
+            self._policy or self._teacher,
+            self._transactions,
+            top_k=recipe.teacher.top_k,
+            place=hint.place,
+            replayed=outcome.claim.replayed,
+        )
+        return replace(outcome, result=replace(result, text=chosen.text, reason=chosen.why))

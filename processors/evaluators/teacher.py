@@ -27,8 +27,9 @@ _SHAPES_THE_PROMPT = ("chat_template", "chat_template_kwargs", "documents", "rea
 """Request fields that change how a chat becomes tokens."""
 
 
-Place = Literal["last_user", "system"]
-"""Where the teacher sees the hint: at the end of the last user message, or of the system message."""
+Place = Literal["last_user", "system", "tool_result"]
+"""Where the teacher sees the hint: at the end of the last user message, of the system message, or of the last result of
+a tool."""
 
 _RECORDED = """
 SELECT DISTINCT ON (turn_id)
@@ -164,8 +165,9 @@ def recorded_scores(connection: Connection, questions: dict[str, str]) -> dict[s
 
 
 def with_hint(messages: list[dict[str, Any]], hint: str, place: Place = "last_user") -> list[dict[str, Any]]:
-    """`messages` with `hint` appended to the last user message, or to the system message, after an empty line; the
-    others as they are. Where there is no system message, the hint becomes it.
+    """`messages` with `hint` appended to the last user message, to the system message, or to the last result of a tool
+    since the last user message, after an empty line; the others as they are. Where there is no system message, the
+    hint becomes it; where there is no such result, the last user message has it.
 
     Raises:
         TeacherFailed: there is no user message, or its content is neither text nor parts.
@@ -175,7 +177,8 @@ def with_hint(messages: list[dict[str, Any]], hint: str, place: Place = "last_us
             return [{"role": "system", "content": hint}, *messages]
         return [_appended(messages[0], hint), *messages[1:]]
     for number in range(len(messages) - 1, -1, -1):
-        if messages[number].get("role") == "user":
+        role = messages[number].get("role")
+        if role == "user" or (role == "tool" and place == "tool_result"):
             return [*messages[:number], _appended(messages[number], hint), *messages[number + 1 :]]
     raise TeacherFailed("no_user_message: there is nothing to append the hint to")
 

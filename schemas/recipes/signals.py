@@ -52,13 +52,20 @@ class HintSpec(Spec, frozen=True, kw_only=True):
 
     With a `context` that is the hint of every answered turn, accepted as it stands; nothing else is looked for.
     Else `patterns` are tried first on a user's reply: the first match's group 1 (or the whole match) is the hint, made
-    by code. Where none matches and `votes` > 0 the LLM is asked; of the accepted hints the longest is chosen
-    (ties: the earliest vote). A hint shorter than `min_characters` is refused.
+    by code. Where none matches and `votes` > 0 the LLM is asked; of the accepted hints one is chosen by `select`.
 
-    `place`: where the teacher sees it, at the end of the last user message or of the system message.
+    A hint is refused that is shorter than `min_characters`, that has fewer than `min_words` words with a meaning of
+    their own, that repeats `max_quoted` or more words in a row of the answer or of a correction (0: never refused for
+    that), or that holds an e-mail address, a telephone number or a key (unless `allow_private`).
+
+    `select`: "longest"; or the teacher scores each: "overlap" takes the one under which its likeliest tokens are most
+    often the policy's own, "gain" the one under which the answer became likeliest (ties: the earliest vote).
+
+    `place`: where the teacher sees it, at the end of the last user message, of the system message, or of the last
+    result of a tool since the last user message (without one: of that message).
     """
 
-    later: ClassVar[tuple[str, ...]] = ("context", "place")
+    later: ClassVar[tuple[str, ...]] = ("context", "place", "min_words", "max_quoted", "allow_private", "select")
 
     patterns: list[str] = msgspec.field(default_factory=list)
     votes: Count = 3
@@ -66,7 +73,11 @@ class HintSpec(Spec, frozen=True, kw_only=True):
     max_tokens: AtLeastOne = 96
     min_characters: Count = 10
     context: str | None = None
-    place: Literal["last_user", "system"] = "last_user"
+    place: Literal["last_user", "system", "tool_result"] = "last_user"
+    min_words: Count = 1
+    max_quoted: Count = 8
+    allow_private: bool = False
+    select: Literal["longest", "overlap", "gain"] = "longest"
 
 
 class TeacherSpec(Spec, frozen=True, kw_only=True):
