@@ -44,8 +44,10 @@ _KEY = re.compile(
     r"|\b(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{32,}"
 )
 _SECRET = re.compile(
-    r"\b(?:password|passwd|secret|api[ _-]?key|access[ _-]?token)\s*(?:[:=]|is)\s*\S{4,}", re.IGNORECASE
+    r"\b(?:password|passwd|secret|api[ _-]?key|access[ _-]?token)\s*(?:[:=]\s*\S{4,}|\bis\s+(?=\S*\d)\S{4,})",
+    re.IGNORECASE,
 )
+_DECIMAL = re.compile(r"\d+\.\d+")
 
 
 def refusing(spec: HintSpec, answered: Answered, response: dict[str, Any] | None) -> Refuse:
@@ -78,6 +80,8 @@ def private(text: str) -> str | None:
     if _KEY.search(text) or _SECRET.search(text):
         return "a key or password"
     for match in _PHONE.finditer(text):
+        if _DECIMAL.fullmatch(match.group(0)):
+            continue
         number = _DATE.sub(" ", match.group(0))
         if sum(character.isdigit() for character in number) >= _LEAST_DIGITS:
             return "a telephone number"
