@@ -1,7 +1,8 @@
 """Choosing one of several accepted hints by what the teacher makes of each.
 
-The hints are scored at once, so that a server which keeps prefixes renders and reads what they share once. What it
-answers is kept: the teacher's own evaluation, which comes next, pays for the chosen hint no second time.
+The hints are scored at once. What the server answers is kept: the teacher's own evaluation, which comes next, pays for
+the chosen hint no second time. vLLM reads no kept prefix for a request that asks for the log-probs of its prompt, so
+what the hints share is computed for each.
 """
 
 from __future__ import annotations
