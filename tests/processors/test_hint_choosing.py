@@ -11,6 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from processors.evaluators.choosing import overlap
+from processors.evaluators.queue import Claim
+from processors.evaluators.recorded import Models, from_records
 from schemas.arrays import pack_ids
 from schemas.events import Tokens
 from schemas.recipes import recipe_named
@@ -121,6 +123,22 @@ async def test_where_none_can_be_scored_the_longest_is_taken_and_the_reason_is_k
     assert text == "Look at the map of all the rivers once more."
     assert reason.startswith("the longest: the teacher scored none (refused: ")
     assert recording.sample("t")[:2] == ("dropped", "hint_failed")
+
+
+@pytest.mark.stack
+async def test_a_replay_leaves_the_choice_among_recorded_hints_to_the_teacher(migrated_database_url: str) -> None:
+    """What is recorded tells which hint is the longest, but not which one gains most."""
+    recording = await chosen(migrated_database_url, Teacher(), select="gain")
+    claims = [
+        Claim(run="live", turn_id="t", signal=signal, worker="w", attempt=1, replayed=True)
+        for signal in ("hint", "teacher")
+    ]
+    models = Models(judge="policy", teacher="policy", characters=4800, signals=("reward", "hint", "teacher"))
+    for select, told in (("gain", []), ("longest", ["hint"])):
+        recipe = recipe_named("opd", {"hint": {"votes": 3, "select": select}})
+        with recording.engine.connect() as connection:
+            outcomes = from_records(connection, claims, recipe, models)
+        assert [outcome.claim.signal for outcome in outcomes] == told
 
 
 def test_overlap_is_the_share_of_the_teacher_s_tokens_that_are_the_policy_s_in_any_order() -> None:
