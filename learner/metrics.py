@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float | None]
 
+_SPREAD = {"p05": 0.05, "p50": 0.50, "p95": 0.95}
 _PERCENTILES = {"p01": 0.01, "p50": 0.50, "p99": 0.99}
 
 
@@ -42,6 +43,10 @@ def objective_metrics(objective: Objective) -> Metrics:
         values = values[~values.isnan()]  # not known, where a loss over entries reads none
         metrics[f"{name}_advantage_mean"] = _mean(values)
         metrics[f"{name}_advantage_std"] = finite(float(values.std(unbiased=False))) if values.numel() else None
+        for share, percentile in _SPREAD.items():
+            metrics[f"{name}_advantage_{share}"] = (
+                finite(float(np.quantile(values.numpy(), percentile))) if values.numel() else None
+            )
     if objective.pairs is not None:
         margin = objective.pairs.margin.double()
         metrics["pairs"] = float(margin.numel())

@@ -61,7 +61,21 @@ class Comparison:
     trained_apart: list[dict[str, Any]]
 
 
-SHOWN = ("reward_mean", "loss", "kl_k3", "entropy", "gradient_norm", "logprob_gap_mean", "staleness_mean")
+SHOWN = (
+    "reward_mean",
+    "loss",
+    "kl_k3",
+    "entropy",
+    "gradient_norm",
+    "ratio_p01",
+    "ratio_p99",
+    "logprob_gap_mean",
+    "rl_advantage_p05",
+    "rl_advantage_p95",
+    "opd_advantage_p05",
+    "opd_advantage_p95",
+    "staleness_mean",
+)
 """Metrics that are drawn as curves, where both runs or one of them have them."""
 
 

@@ -33,6 +33,13 @@ def _signal(signal: str, what: str, far: str) -> list[Definition]:
             f"{signal}_advantage_std", "", "advantage",
             f"Standard deviation of the advantages from {what}. Near 0 there is nothing to tell tokens apart by.",
         ),
+        *(
+            Definition(
+                f"{signal}_advantage_{share}", "", "advantage",
+                f"{words} of the advantages from {what}: with the others, how they are spread.",
+            )
+            for share, words in (("p05", "5th percentile"), ("p50", "Median"), ("p95", "95th percentile"))
+        ),
         Definition(f"{signal}_loss", "", "loss", f"The loss from {what} alone, weighed as it enters the whole."),
     ]  # fmt: skip
 

@@ -21,7 +21,8 @@ def test_every_step_logs_what_the_design_asks() -> None:
     asked = {
         "ratio_p01", "ratio_p50", "ratio_p99", "ratio_max", "clip_fraction_low", "clip_fraction_high",
         "logprob_gap_mean", "logprob_gap_max", "kl_k1", "kl_k3", "entropy", "rl_advantage_mean", "rl_advantage_std",
-        "opd_advantage_mean", "opd_advantage_std", "rl_tokens", "opd_tokens", "tokens", "gradient_norm", "loss",
+        "opd_advantage_mean", "opd_advantage_std", "rl_advantage_p05", "rl_advantage_p95",
+        "rl_tokens", "opd_tokens", "tokens", "gradient_norm", "loss",
         "rl_loss", "opd_loss",
     }  # fmt: skip
     assert asked <= metrics.keys()
@@ -29,6 +30,7 @@ def test_every_step_logs_what_the_design_asks() -> None:
     json.dumps(metrics, allow_nan=False)
     assert (metrics["tokens"], metrics["rl_tokens"], metrics["opd_tokens"]) == (21, 10, 13)
     assert metrics["rl_advantage_mean"] == pytest.approx((7 - 2 - 1) / 10)
+    assert (metrics["rl_advantage_p05"], metrics["rl_advantage_p50"], metrics["rl_advantage_p95"]) == (-1, 1, 1)
 
 
 def test_on_policy_and_without_mismatch_nothing_differs() -> None:
