@@ -68,7 +68,7 @@ class Offline:
         self.bootstrap, self.url, self.home = bootstrap, url, directory / "home"
         self.engine: Engine = create_engine(url)
         self.model = tiny_chat_model(directory / "base", tokenizer)
-        ensure_topics(bootstrap, 2)
+        ensure_topics(bootstrap, 8)
 
     def replay(self, file: Path, name: str, recipe: str, *more: str) -> str:
         """To its end; returns what it printed."""
@@ -77,7 +77,6 @@ class Offline:
             HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS=self.bootstrap,
             HINDSTREAM_DATABASE__URL=self.url,
             HINDSTREAM_MODEL=str(self.model),
-            HINDSTREAM_KAFKA__PARTITIONS="2",
             HINDSTREAM_LEARNER__THREADS="1",
             OMP_WAIT_POLICY="PASSIVE",
         )

@@ -54,12 +54,11 @@ class Replays:
             HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS=bootstrap,
             HINDSTREAM_DATABASE__URL=url,
             HINDSTREAM_MODEL=str(tiny_model(directory / "base")),
-            HINDSTREAM_KAFKA__PARTITIONS="2",
             HINDSTREAM_LEARNER__THREADS="1",
             OMP_WAIT_POLICY="PASSIVE",
         )
         self.sessions = [f"{secrets.token_hex(4)}-{number}" for number in range(TURNS)]
-        ensure_topics(bootstrap, 2)
+        ensure_topics(bootstrap, 8)
         self._publish(bootstrap)
 
     def start(self, name: str, *more: str) -> subprocess.Popen[str]:

@@ -16,7 +16,7 @@ from tests.learner.ranks_of import Ranks
 @pytest.fixture(scope="session")
 def topics(broker: str) -> str:
     """The broker's address, with every topic."""
-    ensure_topics(broker, 2)
+    ensure_topics(broker, 8)
     return broker
 
 

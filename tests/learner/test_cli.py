@@ -28,7 +28,6 @@ def environment_of(learning: Learning) -> dict[str, str]:
         "HINDSTREAM_HOME": str(learning.directory / "home"),
         "HINDSTREAM_MODEL": str(learning.directory / "base"),
         "HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS": learning.bootstrap,
-        "HINDSTREAM_KAFKA__PARTITIONS": "2",
         "HINDSTREAM_DATABASE__URL": learning.url,
         "HINDSTREAM_RUN__NAME": learning.run,
         "HINDSTREAM_RUN__POLICY": learning.policy,

@@ -24,7 +24,7 @@ PATH = "/v1/completions"
 @pytest.fixture(scope="module")
 def topics(broker: str) -> str:
     """The broker, with its topics."""
-    ensure_topics(broker, 2)
+    ensure_topics(broker, 8)
     return broker
 
 

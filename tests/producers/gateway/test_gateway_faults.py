@@ -30,7 +30,7 @@ NOWHERE = "127.0.0.1:9"
 @pytest.fixture(scope="module")
 def topics(broker: str) -> str:
     """The broker, with its topics."""
-    ensure_topics(broker, 2)
+    ensure_topics(broker, 8)
     return broker
 
 

@@ -32,7 +32,7 @@ PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/pn
 @pytest.fixture(scope="module")
 def topics(broker: str) -> str:
     """The broker, with its topics."""
-    ensure_topics(broker, 2)
+    ensure_topics(broker, 8)
     return broker
 
 

@@ -29,7 +29,7 @@ TOOL: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def topics(broker: str) -> str:
     """The broker, with its topics."""
-    ensure_topics(broker, 2)
+    ensure_topics(broker, 8)
     return broker
 
 

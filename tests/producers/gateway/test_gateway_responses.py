@@ -27,7 +27,7 @@ TOOLS: Any = [{"type": "function", "name": "look", "parameters": {"type": "objec
 @pytest.fixture(scope="module")
 def topics(broker: str) -> str:
     """The broker, with its topics."""
-    ensure_topics(broker, 2)
+    ensure_topics(broker, 8)
     return broker
 
 

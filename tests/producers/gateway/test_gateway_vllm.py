@@ -28,7 +28,7 @@ QUESTION = {"role": "user", "content": "Name three rivers of Europe."}
 @pytest.fixture(scope="module")
 def topics(broker: str) -> str:
     """The broker, with its topics."""
-    ensure_topics(broker, 2)
+    ensure_topics(broker, 8)
     return broker
 
 
