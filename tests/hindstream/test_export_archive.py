@@ -258,7 +258,7 @@ async def test_a_replay_of_the_archive_makes_the_micro_batches_of_a_replay_of_th
 ) -> None:
     for one in conversations():
         topic.send(one.key, one.value, list(one.headers))
-    exported(tmp_path / "archive", format_, blobs, log=topic.log)
+    await asyncio.to_thread(exported, tmp_path / "archive", format_, blobs, log=topic.log)
     files = FileLog(find([str(tmp_path / "archive")], IMPORTERS).files, blobs, lambda path, row: pytest.fail(str(row)))
     for run, log in (("topic", topic.log), ("archive", files)):
         replay = config(recording, run, recipe())

@@ -118,6 +118,7 @@ def test_the_size_of_tiles_changes_no_gradient() -> None:
 
 def test_a_head_that_does_not_learn_costs_no_gradient() -> None:
     """As under adapters; the hidden states get the same gradient."""
+    torch.manual_seed(0)
     hidden, weight = torch.randn(6, 8, requires_grad=True), torch.randn(5000, 8)
     (expected,) = torch.autograd.grad(
         token_log_probs(hidden, weight.requires_grad_(), torch.arange(6))[0].sum(), hidden
@@ -126,7 +127,7 @@ def test_a_head_that_does_not_learn_costs_no_gradient() -> None:
     with Largest() as largest:
         chosen.sum().backward()
     assert hidden.grad is not None
-    torch.testing.assert_close(hidden.grad, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(hidden.grad, expected, rtol=1e-5, atol=1e-5)
     assert largest.numel <= 6 * 50 + 50 * 8
 
 
