@@ -28,20 +28,8 @@ for _name in [name for name in os.environ if name.startswith(PREFIX)]:
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-MODEL_SERVERS = {"vllm_server", "vllm_server_f32"}
 # Enough for the tests' prompts, and two servers of it fit beside a learner.
 MAX_MODEL_LEN = 1024
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests run in several processes, each with a broker and a Postgres of its own, those of a file in one. Those that
-    need a model server stay in one too: it takes half a minute to start and three gigabytes, and two would only share
-    the cores."""
-    for item in items:
-        if MODEL_SERVERS & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group("vllm"))
-        else:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 class SessionStack:
