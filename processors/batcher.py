@@ -17,19 +17,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from processors.grouping import drop_uninformative, oldest_groups
 from processors.health import Health
-from processors.inserting import insert_new
 from processors.linking import recipes_of
 from processors.pairing import DECIDED, drop_unpaired, oldest_pairs
 from processors.patience import Pause
+from processors.publishing import micro_batch, publish
 from processors.replay.batching import decided_before
 from processors.transactions import Transactions
-from schemas import tables
 from schemas.database import in_words, is_transient
-from schemas.digests import batch_digest, canonical_json, content_id
-from schemas.messages import MICRO_BATCH_PUBLISHED, MicroBatchPublished
+from schemas.messages import MicroBatchPublished
 from schemas.recipes import needs_of
 from schemas.states import SAMPLE_TRANSITIONS, may_follow
-from schemas.topics import MICRO_BATCHES
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +56,6 @@ WHERE run = %(run)s AND state = 'ready'
 ORDER BY replay_order, ready_at, sample_id
 LIMIT %(size)s
 FOR UPDATE
-"""
-
-PUT_IN = """
-UPDATE samples s SET state = 'batched', micro_batch_id = %(micro_batch)s, position = placed.position - 1,
-       updated_at = now()
-FROM unnest(%(samples)s::text[]) WITH ORDINALITY AS placed(sample_id, position)
-WHERE s.sample_id = placed.sample_id AND s.state = 'ready'
 """
 
 
@@ -122,17 +112,8 @@ def next_micro_batch(connection: Connection, run: str, *, max_in_flight: int) ->
         chosen = connection.exec_driver_sql(OLDEST, {"run": run, "size": recipe.batch.size, "before": before}).all()
     if len(chosen) < recipe.batch.size:
         return None
-    digest = batch_digest(sample.content_digest for sample in chosen)
-    message = MicroBatchPublished(
-        micro_batch_id=content_id("batch", run, row.seq, digest),
-        run=run,
-        policy=row.policy,
-        seq=row.seq,
-        recipe_digest=row.recipe_digest,
-        sample_ids=[sample.sample_id for sample in chosen],
-        digest=digest,
-    )
-    _write(connection, message)
+    message = micro_batch(run, row.policy, row.recipe_digest, row.seq, chosen)
+    publish(connection, [message])
     return message
 
 
@@ -178,30 +159,6 @@ def _drop_stale(connection: Connection, run: str, policy: str, bound: int) -> No
     if newest is not None:  # else the learner has not even announced the base model, and nothing can be behind it
         _must_follow("dropped")
         connection.exec_driver_sql(DROP_STALE, {"run": run, "newest": newest, "bound": bound})
-
-
-def _write(connection: Connection, message: MicroBatchPublished) -> None:
-    batch: dict[str, Any] = {
-        "micro_batch_id": message.micro_batch_id,
-        "run": message.run,
-        "policy": message.policy,
-        "seq": message.seq,
-        "recipe_digest": message.recipe_digest,
-        "digest": message.digest,
-        "size": len(message.sample_ids),
-        "state": "published",
-    }
-    insert_new(connection, tables.micro_batches, [batch])
-    _must_follow("batched")
-    connection.exec_driver_sql(PUT_IN, {"micro_batch": message.micro_batch_id, "samples": message.sample_ids})
-    announcement: dict[str, Any] = {
-        "topic": MICRO_BATCHES,
-        "message_id": message.micro_batch_id,
-        "message_type": MICRO_BATCH_PUBLISHED,
-        "key": message.policy,
-        "value": canonical_json(message),
-    }
-    insert_new(connection, tables.outbox, [announcement])
 
 
 def _must_follow(after: str) -> None:
