@@ -9,8 +9,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python3.14 p
 	&& { echo $$p; break; }; done)
 ROOMS := $(wildcard schemas producers processors learner migrations hindstream benchmarks)
 
-# Processes that run the tests, a file in one, each with a broker and a Postgres of its own: tests wait more than they
-# compute.
+# Processes that run the tests, each with a broker and a Postgres of its own: tests wait more than they compute.
+# tests/scheduling.py says which process runs what.
 WORKERS ?= 3
 
 .PHONY: help demo test lint bench env lock clean distclean .venv .venv-vllm
@@ -22,7 +22,7 @@ demo: .venv .venv-vllm  ## watch a small model learn from conversations, start t
 	.venv/bin/hindstream demo
 
 test: .venv .venv-vllm  ## run the tests on a real broker, Postgres and model server (ARGS="tests/learner -k clip" for some)
-	.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	.venv/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
 lint: .venv  ## ruff, formatting, strict mypy
 	.venv/bin/ruff check .

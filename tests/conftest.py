@@ -17,10 +17,12 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 from psycopg import sql
+from xdist.remote import Producer
 
 from hindstream.settings import PREFIX, Settings, VllmSettings
 from hindstream.stack import model
 from hindstream.stack.local import Endpoints, Stack
+from tests.scheduling import OneModelServer
 
 # The settings of whoever runs the tests are not those of the tests; and a torch of ours must not spin beside vLLM.
 for _name in [name for name in os.environ if name.startswith(PREFIX)]:
@@ -30,6 +32,11 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 # Enough for the tests' prompts, and two servers of it fit beside a learner.
 MAX_MODEL_LEN = 1024
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneModelServer:
+    """Called by xdist where tests run in several processes."""
+    return OneModelServer(config, log)
 
 
 class SessionStack:

@@ -42,7 +42,7 @@ def test_every_turn_is_accounted_for_after_each_process_was_killed(
     pipeline.start("weights", "weights", "follow")
     pipeline.start_gateway()
     served = "SELECT count(*) FROM weight_loads WHERE policy = 'kill' AND status = 'serving'"
-    pipeline.wait(lambda: pipeline.value(served) > 0, 120, "version 0 is not served")
+    pipeline.wait(lambda: pipeline.value(served) > 0, 300, "version 0 is not served")
 
     answered: list[str] = []
     faults: list[BaseException] = []
@@ -60,7 +60,7 @@ def test_every_turn_is_accounted_for_after_each_process_was_killed(
     trained = "SELECT count(*) FROM samples WHERE state = 'trained'"
     order = list(PROCESSES)
     chance.shuffle(order)
-    pipeline.wait(lambda: pipeline.value(trained) > 0, 240, "nothing was trained")
+    pipeline.wait(lambda: pipeline.value(trained) > 0, 300, "nothing was trained")
     for name in order:
         time.sleep(chance.uniform(0.0, 6.0))
         pipeline.services.kill(name)
@@ -70,7 +70,7 @@ def test_every_turn_is_accounted_for_after_each_process_was_killed(
     assert faults == []
 
     whole = TURNS // BATCH * BATCH
-    pipeline.wait(lambda: pipeline.value(trained) == whole, 240, f"not all of {whole} turns were trained")
+    pipeline.wait(lambda: pipeline.value(trained) == whole, 300, f"not all of {whole} turns were trained")
     main = "SELECT count(*) FROM turns WHERE kind = 'main'"
     assert pipeline.value(main) == TURNS == len(set(answered))
     ledger = pipeline.ledger()

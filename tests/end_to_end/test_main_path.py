@@ -45,16 +45,16 @@ def test_a_conversation_becomes_a_weight_version_that_answers(
     pipeline.start("learner", "learner", "run")
     pipeline.start_gateway()
     serving = "SELECT max(version) FROM weight_loads WHERE policy = :policy AND status = 'serving'"
-    pipeline.wait(lambda: pipeline.value(serving, policy="path") == 0, 120, "version 0 is not served")
+    pipeline.wait(lambda: pipeline.value(serving, policy="path") == 0, 300, "version 0 is not served")
 
     with ThreadPoolExecutor(BATCH) as pool:
         said = list(pool.map(lambda i: converse(pipeline, f"talk-{i}", TRAINING_QUESTIONS[i]), range(BATCH)))
     assert {s.recorded for s in said} == {"true"}
-    pipeline.wait(lambda: pipeline.value(serving, policy="path") == 1, 180, "version 1 is not served")
+    pipeline.wait(lambda: pipeline.value(serving, policy="path") == 1, 300, "version 1 is not served")
 
     answer = pipeline.say("after", [{"role": "user", "content": "What is rain?"}], temperature=0.0)
     spans = "SELECT version_spans FROM turns WHERE turn_id = :turn"
-    pipeline.wait(lambda: bool(pipeline.rows(spans, turn=answer.turn_id)), 30, "the last turn is not recorded")
+    pipeline.wait(lambda: bool(pipeline.rows(spans, turn=answer.turn_id)), 180, "the last turn is not recorded")
     (made_by,) = {span["version"] for span in pipeline.value(spans, turn=answer.turn_id)}
     assert made_by == 1
 

@@ -156,7 +156,7 @@ def test_a_replay_that_was_killed_makes_the_same_weights_as_one_that_was_not(rep
     assert f"{TURNS} turns taken" in said
     killed = replays.start("killed")
     consumed = "SELECT count(*) FROM training_steps WHERE run = 'killed'"
-    until(lambda: replays.rows(consumed) != [(0,)], 120, "nothing was trained")
+    until(lambda: replays.rows(consumed) != [(0,)], 300, "nothing was trained")
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()
     assert "goes on" in replays.run("killed")

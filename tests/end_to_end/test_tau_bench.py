@@ -56,7 +56,7 @@ def test_tau_bench_goes_in_whole_and_its_verdicts_become_rewards(
     recipe = recipe_named("binary-rl", {"judge": {"votes": 0}})
     pipeline = start_pipeline(recipe, "tau")
     pipeline.start("worker", "worker", "run")
-    pipeline.wait(lambda: pipeline.value("SELECT count(*) FROM runs") == 1, 90, "the run was not made")
+    pipeline.wait(lambda: pipeline.value("SELECT count(*) FROM runs") == 1, 180, "the run was not made")
     for name in ("import-1", "import-2"):
         pipeline.start(name, "import", str(path))
         log = pipeline.services.log_dir / f"{name}.log"
@@ -64,7 +64,7 @@ def test_tau_bench_goes_in_whole_and_its_verdicts_become_rewards(
         assert str(expected["turns"]) in log.read_text()
 
     turns = "SELECT count(*) FROM turns"
-    pipeline.wait(lambda: pipeline.value(turns) == expected["turns"], 60, "not every turn was recorded")
+    pipeline.wait(lambda: pipeline.value(turns) == expected["turns"], 180, "not every turn was recorded")
     open_work = "SELECT count(*) FROM evaluations WHERE state NOT IN ('done', 'failed')"
     rewarded = "SELECT count(*) FROM rewards WHERE value IS NOT NULL"
     pipeline.wait(

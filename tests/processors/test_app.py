@@ -307,7 +307,7 @@ def test_a_worker_that_was_paused_beyond_its_session_comes_back_as_a_stranger(pi
     paused.send_signal(signal.SIGSTOP)
     pipeline.publish(records[1200:])
     # It may be paused in a transaction that holds a session's lock: the database ends that after a minute.
-    pipeline.wait_for_events(len(records), seconds=120.0)
+    pipeline.wait_for_events(len(records), seconds=300.0)
     paused.send_signal(signal.SIGCONT)
     late = [wire(next_state(f"late-{i}", f"session-{i}-t0", f"session-{i}")) for i in range(100)]
     pipeline.publish(late)
