@@ -56,6 +56,7 @@ def turn_row(event: Event, turn: TurnRecorded) -> Row:
         "latency_ms": latency,
         "clock_skew": skew,
         "origin": _origin(turn),
+        "tenant": turn.tenant,
         **_common(event, turn),
     }
 
@@ -119,7 +120,12 @@ def _origin(data: TurnRecorded | NextStateObserved) -> Any:
 
 
 def _common(event: Event, data: TurnRecorded | NextStateObserved | FeedbackGiven) -> Row:
-    return {"unknown": event.unknown, "sanitised": data.sanitised, "raw": _raw(data.raw)}
+    return {
+        "unknown": event.unknown,
+        "sanitised": data.sanitised,
+        "raw": _raw(data.raw),
+        "redacted": data.redacted,
+    }
 
 
 def _raw(raw: str | None) -> bytes | None:

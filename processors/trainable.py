@@ -36,6 +36,9 @@ def untrainable(turn: TurnRecorded, *, text: bool = False) -> Drop | None:
         return Drop("aborted", f"the answer was cut off after {response} tokens")
     if turn.finish_reason == "error":
         return Drop("error", "the policy server failed")
+    if turn.redacted:
+        # Not as text either: the policy never saw or said the placeholders.
+        return Drop("redacted", "a redaction rule replaced text of the turn; its tokens were not kept")
     if text:
         return None
     if tokens.source == "none" or not prompt or not response:

@@ -36,6 +36,8 @@ _READABLE_DEPTH = 300
 """Writers of ours stop at `schemas.depth.MAX_DEPTH`; others may have gone on. At some 480 levels sanitising reaches
 Python's limit of calls."""
 
+_LATER_FIELDS = ("tenant", "redacted")
+
 Headers = list[tuple[str, bytes]]
 
 
@@ -73,10 +75,15 @@ class Event:
     def content_digest(self) -> str:
         """Digest of the data alone: what must be equal when the same id arrives twice.
 
-        `origin` is left out, in `raw` too: the same log imported under another file name says the same.
+        `origin` is left out, in `raw` too: the same log imported under another file name says the same. Fields that
+        came after the first release count only where they say something: an event that was recorded before they were
+        there is the same event still.
         """
         plain = data_to_dict(self.data, self.unknown)
         plain.pop("origin", None)
+        for name in _LATER_FIELDS:
+            if not plain.get(name):
+                plain.pop(name, None)
         if self.data.raw is not None:
             plain["raw"] = _without_origin(self.data.raw)
         return digest_of(plain)

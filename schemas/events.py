@@ -75,7 +75,9 @@ class TurnRecorded(msgspec.Struct, frozen=True, kw_only=True):
     """`hindstream.turn.recorded.v1`: the policy answered once.
 
     `next_state_ids` are the next states of `parent_turn_id` that this turn's request carried: the parent is
-    complete when this turn and all of those are recorded, in whatever order they arrive.
+    complete when this turn and all of those are recorded, in whatever order they arrive. `tenant` is whose key asked;
+    None where no key was needed. `redacted`: text was replaced before it left the process that wrote the event, so
+    there are no token ids, which would say it still.
     """
 
     session_id: str
@@ -97,6 +99,8 @@ class TurnRecorded(msgspec.Struct, frozen=True, kw_only=True):
     next_state_ids: list[str] = []
     sanitised: bool = False
     raw: str | None = None
+    tenant: str | None = None
+    redacted: bool = False
 
 
 class NextStateObserved(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +124,7 @@ class NextStateObserved(msgspec.Struct, frozen=True, kw_only=True):
     origin: Origin | None = None
     sanitised: bool = False
     raw: str | None = None
+    redacted: bool = False
 
 
 class FeedbackGiven(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +140,7 @@ class FeedbackGiven(msgspec.Struct, frozen=True, kw_only=True):
     given_at: str | None = None
     sanitised: bool = False
     raw: str | None = None
+    redacted: bool = False
 
 
 class SessionClosed(msgspec.Struct, frozen=True, kw_only=True):

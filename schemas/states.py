@@ -23,6 +23,7 @@ DROP_REASONS: dict[str, str] = {
     "aborted": "the answer was cut off by the client or the server",
     "error": "the policy server failed",
     "no_tokens": "no token ids of prompt or response were recorded",
+    "redacted": "text of the turn was replaced by a redaction rule, so its tokens were not kept",
     "retokenised": "token ids come from text that was tokenised again, and the recipe needs sampled log-probs",
     "not_renderable": "the policy's chat template and tokenizer make no tokens of its text",
     "logprob_length_mismatch": "not one log-prob for each response token",

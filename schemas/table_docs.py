@@ -24,6 +24,7 @@ _ROOMS = {
         "weight_pins",
         "weight_uploads",
     ),
+    "Access": ("tenants", "gateway_keys"),
     "Delivery": ("outbox", "dead_letters"),
 }
 

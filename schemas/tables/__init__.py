@@ -1,5 +1,6 @@
 """The SQL side of the contract: facts, work, results, learning and delivery, one module each."""
 
+from schemas.tables.access import gateway_keys, tenants
 from schemas.tables.base import metadata
 from schemas.tables.delivery import dead_letters, outbox
 from schemas.tables.facts import events, feedback, next_states, sessions, turn_completions, turns
@@ -21,6 +22,7 @@ __all__ = [
     "evaluations",
     "events",
     "feedback",
+    "gateway_keys",
     "hints",
     "metadata",
     "metric_definitions",
@@ -34,6 +36,7 @@ __all__ = [
     "samples",
     "sessions",
     "teacher_scores",
+    "tenants",
     "training_steps",
     "turn_completions",
     "turns",
