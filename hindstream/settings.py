@@ -115,11 +115,37 @@ class VllmSettings(Section):
     """Further arguments for vLLM's server, as JSON in the environment: '["--tensor-parallel-size", "2"]'."""
 
 
+class TlsSettings(Section):
+    certificate: Path | None = None
+    """PEM file of the certificate with its chain; unset: plain HTTP. A new file is taken without a restart."""
+    key: Path | None = None
+    """PEM file of its key, without a password."""
+    client_ca: Path | None = None
+    """PEM file of a CA: only callers whose certificate it signed are let in; unset: no certificate is asked for."""
+
+
+class RedactSettings(Section):
+    detectors: tuple[str, ...] = ()
+    """What is replaced before a turn is recorded: private_key, jwt, api_key, email, iban, credit_card, phone, ipv4,
+    ipv6; JSON in the environment."""
+    rules: dict[str, str] = {}
+    """Further ones: name -> regular expression; JSON in the environment."""
+    key: SecretStr | None = None
+    """With it equal things stay equal: placeholders carry a hash that only who has the key can make."""
+    within_s: Seconds = 2.0
+    """How long all rules may take for one request; beyond this it is not recorded."""
+
+
 class GatewaySettings(Section):
     host: str = "127.0.0.1"
-    """Address to listen on. The gateway has no login of its own: open it to a private network only."""
+    """Address to listen on. The gateway starts at others than this machine's own only where keys were made."""
     port: Port = 8100
     """Port to listen on; 0 chooses a free one and prints it."""
+    access: Literal["auto", "keys", "open"] = "auto"
+    """Who needs a key: everybody as soon as `hindstream keys create` has made one (auto), everybody always (keys),
+    nobody at whatever address (open)."""
+    tls: TlsSettings = TlsSettings()
+    redact: RedactSettings = RedactSettings()
 
 
 class RunSettings(Section):

@@ -11,13 +11,17 @@ from typing import Annotated
 
 import typer
 
+from hindstream.cli.gateway_security import keys_url, redaction_config, tls_config
 from hindstream.cli.topics import ensure_topics
 from hindstream.endpoints import Resolved, resolve_endpoints
 from hindstream.errors import UserError
 from hindstream.settings import Settings, load_settings
+from producers.gateway.access.guard import NoKeys
 from producers.gateway.app import serve
 from producers.gateway.config import GatewayConfig
+from producers.gateway.redaction.rules import BadRule
 from producers.gateway.spool import SpoolInUse
+from producers.gateway.tls import BadTls
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +54,7 @@ def run(
         log.warning("%s; serving all the same", err)
     try:
         asyncio.run(_until_stopped(config))
-    except SpoolInUse as err:
+    except (SpoolInUse, NoKeys, BadTls, BadRule) as err:
         raise UserError(str(err)) from None
     except OSError as err:
         raise UserError(
@@ -77,6 +81,10 @@ def gateway_config(settings: Settings, endpoints: Resolved) -> GatewayConfig:
         spool_dir=settings.home_dir / "spool",
         blob_dir=settings.blobs_dir,
         timeout_s=settings.policy.timeout_s,
+        access=settings.gateway.access,
+        database_url=keys_url(settings, endpoints),
+        tls=tls_config(settings),
+        redaction=redaction_config(settings),
     )
 
 

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "topics": ("hindstream.cli.topics", "Create and check the Kafka topics.", "app"),
     "db": ("hindstream.cli.db", "Bring the database schema up to date.", "app"),
     "gateway": ("hindstream.cli.gateway", "The OpenAI-compatible server that records conversations.", "app"),
+    "keys": ("hindstream.cli.keys", "Who may use the gateway: create, list and revoke keys.", "app"),
     "import": ("hindstream.cli.imports", "Bring historical conversations into the log.", "import_"),
     "export": ("hindstream.cli.export", "Archives of facts and derived rows; data sets for other trainers.", "app"),
     "judge": ("hindstream.cli.judge", "How well judges do on labelled pairs.", "app"),

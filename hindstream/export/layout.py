@@ -41,6 +41,8 @@ _KINDS: list[tuple[type[TypeEngine[Any]], Kind]] = [
 
 _FACTS = {"events", "sessions", "turns", "next_states", "turn_completions", "feedback"}
 _DELIVERY = {"outbox", "dead_letters"}
+_ACCESS = {"tenants", "gateway_keys"}
+"""Of one installation, and nobody else's: no archive holds them."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def sql_spec(table: Table) -> TableSpec:
 
 def derived_tables() -> list[Table]:
     """The tables of what was derived from facts, those that others refer to first."""
-    return [table for table in metadata.sorted_tables if table.name not in _FACTS | _DELIVERY]
+    return [table for table in metadata.sorted_tables if table.name not in _FACTS | _DELIVERY | _ACCESS]
 
 
 def _kind(of: TypeEngine[Any]) -> Kind:

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from producers.gateway.access.guard import Guard
 from producers.gateway.chat_api import chat_completions
 from producers.gateway.completions import completions
 from producers.gateway.config import GatewayConfig
@@ -24,6 +25,7 @@ from producers.gateway.replying import END, told
 from producers.gateway.requests import BadRequest
 from producers.gateway.responses_api import one_response, responses
 from producers.gateway.states import ROUTES as STATES
+from producers.gateway.tls import Tls
 from producers.gateway.upstream import Upstream
 
 log = logging.getLogger(__name__)
@@ -47,13 +49,16 @@ def create_app(config: GatewayConfig) -> web.Application:
     Raises:
         SpoolInUse: another gateway has the spool directory.
     """
-    app = web.Application(client_max_size=config.max_body_bytes, middlewares=[_counted, _told])
+    guard = Guard(config.access, config.host, config.database_url, config.spool_dir.parent / "gateway-keys.json")
+    middlewares = [_counted, _told, guard.middleware()]
+    app = web.Application(client_max_size=config.max_body_bytes, middlewares=middlewares)
     app[CONFIG] = config
     app[RECORDER] = Recorder(config)
     app[METRICS] = Metrics(app[RECORDER])
     app[DESK] = Desk(config, app[RECORDER], app[METRICS])
     app[CONVERSATIONS] = Conversations()
     app[COUNTS] = {"requests": 0, "derived_sessions": 0, "refused": 0, "aborted": 0, "errors": 0}
+    app.cleanup_ctx.append(guard.running)
     app.cleanup_ctx.append(_services)
     for path, handler in _TALK.items():
         app.router.add_post(path, handler)
@@ -65,19 +70,27 @@ def create_app(config: GatewayConfig) -> web.Application:
 
 @asynccontextmanager
 async def running(config: GatewayConfig) -> AsyncIterator[str]:
-    """A gateway that listens; gives its address, http://host:port.
+    """A gateway that listens; gives its address, http://host:port, or https:// with TLS.
 
     Raises:
         OSError: the port is taken.
         SpoolInUse: another gateway has the spool directory.
+        NoKeys: it would be open to others than this machine.
+        BadTls: the certificate or its key is none.
+        BadRule: a redaction rule is none.
     """
+    tls = Tls(config.tls) if config.tls is not None else None
     runner = web.AppRunner(create_app(config), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S, access_log=None)
-    await runner.setup()
+    watching = asyncio.ensure_future(tls.watch()) if tls is not None else None
     try:
-        await web.TCPSite(runner, config.host, config.port).start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        await runner.setup()
+        site = web.TCPSite(runner, config.host, config.port, ssl_context=tls.context if tls is not None else None)
+        await site.start()
+        scheme, (host, port) = "https" if tls is not None else "http", runner.addresses[0][:2]
+        yield f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     finally:
+        if watching is not None:
+            watching.cancel()
         await runner.cleanup()
 
 
@@ -144,5 +157,11 @@ async def _told(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception as err:
         # Without the error's own words, which may be the request's: only where it happened.
         where = "".join(traceback.format_tb(err.__traceback__))
-        log.error("%s %s failed: %s\n%s", request.method, request.path, type(err).__name__, where)  # noqa: TRY400
+        log.error("%s %s failed: %s\n%s", request.method, _route(request), type(err).__name__, where)  # noqa: TRY400
         return told(request, 500, {"message": "the gateway failed; its log says where", "type": "server_error"})
+
+
+def _route(request: web.Request) -> str:
+    """The path as it is declared: what a caller put in it is not for the log."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else "an unknown path"

@@ -24,7 +24,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         return web.json_response(reply.completion, headers=reply.receipt.headers())
     streamed = Streamed()
     pieces = _events(request, chat, streamed)
-    return await send_stream(request, chat.session_id, streamed, pieces, end=sse.event(sse.DONE))
+    return await send_stream(request, chat, streamed, pieces, end=sse.event(sse.DONE))
 
 
 def read_chat(request: web.Request, body: dict[str, object], kind: TurnKind = "main") -> ChatRequest:

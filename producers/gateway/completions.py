@@ -43,7 +43,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         completion = await work.whole()
         return web.json_response(completion, headers=_headers(work.receipts))
     streamed = Streamed()
-    return await send_stream(request, work.chats[0].session_id, streamed, work.events(streamed), sse.event(sse.DONE))
+    return await send_stream(request, work.chats[0], streamed, work.events(streamed), sse.event(sse.DONE))
 
 
 def prompts_of(body: Plain) -> list[str]:
@@ -164,7 +164,7 @@ def _headers(receipts: list[Receipt]) -> dict[str, str]:
     headers = receipts[0].headers()
     headers["X-Turn-Id"] = ",".join(name for receipt in receipts for name in receipt.turn_ids)
     states = [receipt.recorded for receipt in receipts]
-    headers["X-Hindstream-Recorded"] = next((s for s in ("false", "pending", "spooled") if s in states), "true")
+    headers["X-Hindstream-Recorded"] = next((s for s in ("false", "pending", "spooled", "off") if s in states), "true")
     return headers
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from producers.gateway.access.callers import Access
+from producers.gateway.redaction.rules import RedactionConfig
+from producers.gateway.tls import TlsConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,7 @@ class GatewayConfig:
     api_key: str | None = None
     """Sent upstream as a bearer token; never logged."""
     host: str = "127.0.0.1"
-    """Address to listen on. There is no login: a private network only."""
+    """Address to listen on. Others than this machine need a key, see `access`."""
     port: int = 8100
     """Port to listen on; 0 chooses a free one."""
     timeout_s: float = 120.0
@@ -39,3 +43,11 @@ class GatewayConfig:
     spool_max_bytes: int = 4 << 30
     """The spool's bound. Beyond it turns are served and not recorded, and the caller is told. A turn of 500 tokens
     takes about 10 kB, so this is an hour of 100 turns a second."""
+    access: Access = "auto"
+    """Who needs a key: everybody as soon as one was made (auto), everybody (keys), nobody (open)."""
+    database_url: str | None = None
+    """Where keys are kept, as SQLAlchemy takes it; None: there are none. It need not be there: the last list stays."""
+    tls: TlsConfig | None = None
+    """None: plain HTTP."""
+    redaction: RedactionConfig = field(default_factory=RedactionConfig)
+    """What is replaced before anything is recorded."""

@@ -83,8 +83,8 @@ class Desk:
         except UpstreamFailed as err:
             if err.refused:
                 raise TurnFailed(err, None) from err
-            log.warning("session %s: %s", chat.session_id, err)
             receipt = self.submit(chat, place, [failed("error")], started_at, None)
+            _warn(receipt, f"the model server failed ({err.status})")
             await receipt.settled()
             raise TurnFailed(err, receipt) from err
         receipt = self.submit(chat, place, answer.outcomes, started_at, answer.completion.get("id"))
@@ -102,6 +102,7 @@ class Desk:
         place, started_at = self.place(chat), utc_now()
         gathered = streamed.gathered
         cut: FinishReason = "aborted"
+        fault: str | None = None
         refused = False
         try:
             async with aclosing(upstream.stream(chat.body, gathered)) as chunks:
@@ -109,17 +110,18 @@ class Desk:
                     yield chunk
             cut = "error"  # a choice that has no end by now
             if gathered.failed or not gathered.finished:
-                log.warning("session %s: the model server's stream ended before the answer did", chat.session_id)
+                fault = "the model server's stream ended before the answer did"
         except UpstreamFailed as err:
             cut = "error"
             refused = err.refused and not gathered.candidates
-            if not refused:
-                log.warning("session %s: %s", chat.session_id, err)
+            fault = f"the model server failed ({err.status})"
             raise TurnFailed(err, None) from err
         finally:
             if not refused:
                 outcomes = gathered.outcomes(cut)
                 streamed.receipt = self.submit(chat, place, outcomes, started_at, gathered.completion_id)
+                if fault is not None:
+                    _warn(streamed.receipt, fault)
 
     def submit(
         self,
@@ -143,13 +145,19 @@ class Desk:
                 started_at=started_at,
                 ended_at=ended_at,
                 closes=chat.closes,
+                tenant=chat.tenant,
             )
             for outcome in outcomes
         ]
         turn_ids, events = events_of_group(exchanges, self._siblings)
         for exchange in exchanges:
             self._metrics.turn(exchange)
-        recording = asyncio.wrap_future(self._recorder.submit(events))
+        recording = asyncio.wrap_future(self._recorder.submit(events) if chat.recorded else self._recorder.skip())
         receipt = Receipt(session_id=chat.session_id, turn_ids=turn_ids, recording=recording)
         self.receipts.keep(receipt, completion_id)
         return receipt
+
+
+def _warn(receipt: Receipt, what: str) -> None:
+    """Say it of the turn, whose id is a hash: the session's name and the server's words may be the caller's."""
+    log.warning("turn %s: %s", ", ".join(receipt.turn_ids), what)

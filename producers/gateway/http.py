@@ -131,7 +131,10 @@ async def _read(response: aiohttp.ClientResponse) -> dict[str, Any]:
         return plain
     said = plain.get("error") if isinstance(plain, dict) else None
     message = said.get("message") if isinstance(said, dict) else None
-    if response.status == 200 or response.status in (401, 403) or not 400 <= response.status < 500:
+    if response.status in (401, 403):
+        # Not in the server's words: some quote the key, which is the gateway's and not for the caller.
+        raise failed(502, f"the model server answered {response.status}: it refuses the gateway's own key")
+    if response.status == 200 or not 400 <= response.status < 500:
         raise failed(502, f"the model server answered {response.status}: {message or 'no JSON object'}")
     error = said if isinstance(said, dict) else {"message": f"the model server refused: {response.status}"}
     if response.status in _ABSENT:

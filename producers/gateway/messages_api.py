@@ -35,7 +35,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
         desk.receipts.keep(reply.receipt, message["id"])
         return web.json_response(message, headers=reply.receipt.headers())
     streamed = Streamed()
-    return await send_stream(request, chat.session_id, streamed, _events(request, chat, streamed))
+    return await send_stream(request, chat, streamed, _events(request, chat, streamed))
 
 
 async def count_tokens(request: web.Request) -> web.StreamResponse:

@@ -59,8 +59,8 @@ class Metrics:
         self.in_flight = Gauge(f"{_PREFIX}_in_flight", "Requests that are not answered yet.", registry=self.registry)
         self._recorded = Gauge(
             f"{_PREFIX}_recorded",
-            "Requests whose turns are on the log (true), on disk (spooled) or nowhere (false) since the start. Any "
-            "false means lost training data.",
+            "Requests whose turns are on the log (true), on disk (spooled), nowhere (false) or nowhere as asked "
+            "(off) since the start. Any false means lost training data.",
             ["state"],
             registry=self.registry,
         )
@@ -68,6 +68,11 @@ class Metrics:
             self._recorded.labels(state).set_function(partial(_recorded, recorder, state))
         self._gauge("spool_bytes", "Bytes that wait on disk for the broker.", lambda: recorder.spool_bytes)
         self._gauge("broker_away", "1 while the broker does not acknowledge.", lambda: int(recorder.broker_away))
+        self._gauge(
+            "redaction_failures",
+            "Requests that were not recorded because a redaction rule failed or took too long.",
+            lambda: recorder.redaction_failures,
+        )
         self._gauge("refused_records", "Events that the broker refused for good.", lambda: recorder.refused_records)
 
     def turn(self, exchange: Exchange) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from producers.gateway.access.callers import public
 from producers.gateway.recorder import Recorded
 
 _KEPT = 100_000
@@ -26,20 +27,20 @@ class Receipt:
 
     @property
     def recorded(self) -> str:
-        """`true`, `spooled`, `false`, or `pending` while that is not known."""
+        """`true`, `spooled`, `false`, `off`, or `pending` while that is not known."""
         return self.recording.result() if self.recording.done() and not self.recording.cancelled() else "pending"
 
     def headers(self) -> dict[str, str]:
         """What the caller is told; several turn ids are in the order of the choices."""
         return {
-            "X-Session-Id": self.session_id,
+            "X-Session-Id": public(self.session_id),
             "X-Turn-Id": ",".join(self.turn_ids),
             "X-Hindstream-Recorded": self.recorded,
         }
 
     def plain(self) -> dict[str, object]:
         """The same as JSON."""
-        return {"session_id": self.session_id, "turn_ids": self.turn_ids, "recorded": self.recorded}
+        return {"session_id": public(self.session_id), "turn_ids": self.turn_ids, "recorded": self.recorded}
 
 
 class Receipts:

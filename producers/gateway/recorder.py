@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Literal
@@ -17,16 +18,19 @@ from typing import Literal
 from kafka.errors import InvalidRecordError, MessageSizeTooLargeError, RecordListTooLargeError
 
 from producers.gateway.config import GatewayConfig
+from producers.gateway.redaction.redactor import RedactionFailed, Redactor
+from producers.gateway.redaction.rules import Rules
 from producers.gateway.spool import Spool, SpoolFull
 from schemas.claim_check import DirectoryBlobStore
 from schemas.envelope import Event, WireRecord, encode
+from schemas.events import TurnRecorded
 from schemas.publish import AckedPublisher
 from schemas.topics import AGENT_EVENTS
 
 log = logging.getLogger(__name__)
 
-Recorded = Literal["true", "spooled", "false"]
-"""What a caller hears: on the log; on the gateway's disk; nowhere, because disk or spool is full."""
+Recorded = Literal["true", "spooled", "false", "off"]
+"""What a caller hears: on the log; on the gateway's disk; nowhere, because disk or spool is full; nowhere, as asked."""
 
 _BATCH = 256
 """Submissions that share one acknowledgement; at 10 kB a turn this is 2.5 MB in flight."""
@@ -48,10 +52,13 @@ class Recorder:
 
     Raises:
         SpoolInUse: another gateway has the spool directory.
+        BadRule: a redaction rule is none.
     """
 
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
+        wanted = config.redaction
+        self._redactor = Redactor(Rules(wanted)) if wanted.rules or wanted.detectors else None
         self._blobs = DirectoryBlobStore(config.blob_dir)
         self._spool = Spool(config.spool_dir, config.spool_max_bytes)
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
@@ -61,7 +68,8 @@ class Recorder:
         self._wake_sender = threading.Event()
         self._away = False
         self.losing = False  # whether the last turn went nowhere: the broker is away, and disk or spool is full
-        self.counts: dict[Recorded, int] = {"true": 0, "spooled": 0, "false": 0}
+        self.counts: dict[Recorded, int] = {"true": 0, "spooled": 0, "false": 0, "off": 0}
+        self.redaction_failures = 0
         self.refused_records = 0
         self._writer = threading.Thread(target=self._write, name="recorder-writer", daemon=True)
         self._sender = threading.Thread(target=self._send, name="recorder-sender", daemon=True)
@@ -77,6 +85,12 @@ class Recorder:
         """Record `events`, all or none. Returns at once; the future never fails and tells where they are."""
         future: Future[Recorded] = Future()
         self._queue.put((events, future))
+        return future
+
+    def skip(self) -> Future[Recorded]:
+        """Count a request that is not to be recorded."""
+        future: Future[Recorded] = Future()
+        self._settle(future, "off")
         return future
 
     def stop(self) -> None:
@@ -119,8 +133,8 @@ class Recorder:
                 items.append(more)
             try:
                 self._record(items)
-            except Exception:  # a fault of ours must not leave callers waiting, nor end the thread that answers them
-                log.exception("recording failed; %d turns may not be recorded", len(items))
+            except Exception as err:  # a fault of ours must not leave callers waiting, nor end the thread
+                log.error("recording failed; %d turns may not be recorded: %s", len(items), where(err))  # noqa: TRY400
                 for _, future in items:
                     if not future.done():
                         self._settle(future, "false")
@@ -130,10 +144,16 @@ class Recorder:
     def _record(self, items: list[_Item]) -> None:
         encoded: list[_Encoded] = []
         for events, future in items:
+            name = next((event.data.turn_id for event in events if isinstance(event.data, TurnRecorded)), events[0].id)
             try:
-                encoded.append(([encode(event, self._blobs) for event in events], future))
-            except Exception:  # a full disk for a claim check, or a value that is no JSON: this one, not its neighbours
-                log.exception("an event of %s could not be encoded; it is not recorded", events[0].subject)
+                clean = self._redactor.events(events) if self._redactor is not None else events
+                encoded.append(([encode(event, self._blobs) for event in clean], future))
+            except RedactionFailed as err:
+                self.redaction_failures += 1
+                log.error("turn %s is not recorded: %s", name, err)  # noqa: TRY400 - a traceback would not say more
+                self._settle(future, "false")
+            except Exception as err:  # a full disk for a claim check, or no JSON: this one, not its neighbours
+                log.error("turn %s could not be encoded; it is not recorded: %s", name, where(err))  # noqa: TRY400
                 self._settle(future, "false")
         if encoded:
             self._put(encoded)
@@ -179,8 +199,8 @@ class Recorder:
         while not self._stopping.is_set():
             try:
                 done = self._send_spool()
-            except Exception:  # the disk, most likely: what waits is tried again
-                log.exception("the spool could not be sent")
+            except Exception as err:  # the disk, most likely: what waits is tried again
+                log.error("the spool could not be sent: %s", where(err))  # noqa: TRY400
                 done = False
             if done:
                 self._wake_sender.wait()
@@ -246,3 +266,8 @@ class Recorder:
             log.warning("the broker is back")
         self._away = self.losing = False
         return "acknowledged"
+
+
+def where(err: BaseException) -> str:
+    """The class of a fault and where it happened, without its words: they may be a caller's."""
+    return f"{type(err).__name__}\n{''.join(traceback.format_tb(err.__traceback__))}"

@@ -10,8 +10,10 @@ from contextlib import aclosing
 from aiohttp import web
 
 from producers.gateway import sse
+from producers.gateway.access.callers import public
 from producers.gateway.desk import Streamed, TurnFailed
 from producers.gateway.keys import METRICS
+from producers.gateway.requests import ChatRequest
 
 TRAILER = "X-Hindstream-Trailer"
 """Header of a request: `true` asks for a comment at the end of the stream that tells where the turn is recorded."""
@@ -31,7 +33,7 @@ _ANTHROPIC = {
 
 
 async def send_stream(
-    request: web.Request, session_id: str, streamed: Streamed, pieces: AsyncGenerator[bytes, None], end: bytes = b""
+    request: web.Request, chat: ChatRequest, streamed: Streamed, pieces: AsyncGenerator[bytes, None], end: bytes = b""
 ) -> web.StreamResponse:
     """Send `pieces` as they come, then `end` if the answer is whole or the server said itself that it is not.
 
@@ -41,7 +43,11 @@ async def send_stream(
         TurnFailed: nothing came; nothing is sent yet.
     """
     response = web.StreamResponse(
-        headers={**sse.HEADERS, "X-Session-Id": session_id, "X-Hindstream-Recorded": "pending"}
+        headers={
+            **sse.HEADERS,
+            "X-Session-Id": public(chat.session_id),
+            "X-Hindstream-Recorded": "pending" if chat.recorded else "off",
+        }
     )
     clock = asyncio.get_running_loop().time
     began_at = clock()

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast, get_args
 
 from aiohttp import web
 
+from producers.gateway.access.callers import caller_of
 from producers.gateway.sessions import Message, derived_session
 from schemas.depth import MAX_DEPTH, nested_deeply
 from schemas.events import NextStateKind, TurnKind
@@ -34,7 +35,8 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """A request that can be recorded. `derived` tells that its session was made up from its first messages."""
+    """A request that can be recorded. `derived` tells that its session was made up from its first messages, `recorded`
+    whether it is to be recorded; `session_id` is the one on the log."""
 
     body: dict[str, Any]
     messages: list[Message]
@@ -43,6 +45,8 @@ class ChatRequest:
     kind: TurnKind
     closes: bool
     next_state_kind: NextStateKind | None
+    tenant: str | None = None
+    recorded: bool = True
 
 
 async def read_body(request: web.Request, max_bytes: int) -> dict[str, Any]:
@@ -69,6 +73,11 @@ def chat_request(request: web.Request, body: dict[str, Any], kind: TurnKind = "m
     if given is None and isinstance(metadata, dict) and metadata.get("session_id") is not None:
         given, where = metadata["session_id"], "metadata.session_id"
     session_id = _session_id(given, where) if given is not None else derived_session(messages, body.get("user"))
+    caller = caller_of(request)
+    try:
+        session_id = caller.scoped(session_id)
+    except ValueError as err:
+        raise BadRequest(f"{where}: {err}", where) from None
     # Ours, not the model server's.
     body.pop("session_id", None)
     return ChatRequest(
@@ -79,6 +88,8 @@ def chat_request(request: web.Request, body: dict[str, Any], kind: TurnKind = "m
         kind=cast(TurnKind, _choice(request, "X-Turn-Type", get_args(TurnKind)) or kind),
         closes=_choice(request, "X-Session-Done", ("true", "false")) == "true",
         next_state_kind=cast("NextStateKind | None", _choice(request, "X-Next-State-Kind", get_args(NextStateKind))),
+        tenant=caller.tenant,
+        recorded=_choice(request, "X-No-Record", ("true", "false")) != "true" and caller.recorded,
     )
 
 

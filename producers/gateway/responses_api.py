@@ -9,9 +9,10 @@ from typing import Any
 from aiohttp import web
 
 from producers.gateway import sse
+from producers.gateway.access.callers import caller_of, public
 from producers.gateway.blocks import Blocks
 from producers.gateway.chat_api import read_chat
-from producers.gateway.conversations import Conversations, Kept
+from producers.gateway.conversations import Kept
 from producers.gateway.desk import Streamed
 from producers.gateway.keys import CONFIG, CONVERSATIONS, DESK, UPSTREAM
 from producers.gateway.replying import send_stream, told
@@ -25,10 +26,10 @@ Plain = dict[str, Any]
 async def responses(request: web.Request) -> web.StreamResponse:
     """The handler."""
     body = await read_body(request, request.app[CONFIG].max_body_bytes)
-    before = _before(request.app[CONVERSATIONS], body.get("previous_response_id"))
+    before = _before(request, body.get("previous_response_id"))
     chat_body, conversation = to_chat(body, before.messages if before else [])
     if before is not None:
-        chat_body.setdefault("session_id", before.session_id)
+        chat_body.setdefault("session_id", public(before.session_id))
     chat = read_chat(request, chat_body)
     exchange = _Exchange(request, body, chat, conversation)
     if not body.get("stream"):
@@ -40,23 +41,23 @@ async def responses(request: web.Request) -> web.StreamResponse:
         request.app[DESK].receipts.keep(reply.receipt, response["id"])
         return web.json_response(response, headers=reply.receipt.headers())
     streamed = Streamed()
-    return await send_stream(request, chat.session_id, streamed, exchange.events(streamed))
+    return await send_stream(request, chat, streamed, exchange.events(streamed))
 
 
 async def one_response(request: web.Request) -> web.StreamResponse:
     """`GET /v1/responses/{id}`."""
     name = request.match_info["name"]
     kept = request.app[CONVERSATIONS].find(name)
-    if kept is None:
+    if kept is None or not caller_of(request).owns(kept.session_id):
         return told(request, 404, {"message": f"no response {name[:80]!r} here", "type": "invalid_request_error"})
     return web.json_response(kept.response)
 
 
-def _before(conversations: Conversations, name: Any) -> Kept | None:
+def _before(request: web.Request, name: Any) -> Kept | None:
     if name is None:
         return None
-    kept = conversations.find(name) if isinstance(name, str) else None
-    if kept is None:
+    kept = request.app[CONVERSATIONS].find(name) if isinstance(name, str) else None
+    if kept is None or not caller_of(request).owns(kept.session_id):
         message = (
             "previous_response_id: no such response here (it was not stored, is old, or the gateway was restarted)"
         )

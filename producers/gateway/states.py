@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from producers.gateway.access.callers import caller_of
 from producers.gateway.keys import COUNTS, DESK, METRICS, RECORDER, UPSTREAM
 from producers.gateway.replying import told
 from producers.gateway.upstream import UpstreamFailed, alive
@@ -28,7 +29,7 @@ async def receipt(request: web.Request) -> web.Response:
     """Where the turns of an answer are recorded, by a turn's id or the answer's: for streams, whose headers go out
     before that is known."""
     found = request.app[DESK].receipts.find(request.match_info["name"])
-    if found is None:
+    if found is None or not caller_of(request).owns(found.session_id):
         message = f"no turn or answer {request.match_info['name'][:80]!r} here; the newest 100,000 are remembered"
         return told(request, 404, {"message": message, "type": "invalid_request_error"})
     return web.json_response(found.plain())
@@ -44,10 +45,12 @@ async def health(request: web.Request) -> web.Response:
             "broker": "away" if recorder.broker_away else "ok",
             "spool_bytes": recorder.spool_bytes,
             "refused_by_broker": recorder.refused_records,
+            "redaction_failures": recorder.redaction_failures,
             "turns": {
                 "recorded": recorder.counts["true"],
                 "spooled": recorder.counts["spooled"],
                 "not_recorded": recorder.counts["false"],
+                "not_to_be_recorded": recorder.counts["off"],
             },
             **counts,
         }

@@ -50,6 +50,7 @@ class Exchange:
     started_at: str
     ended_at: str
     closes: bool
+    tenant: str | None = None
 
 
 def failed(reason: FinishReason) -> Outcome:
@@ -119,6 +120,7 @@ def _turn(exchange: Exchange, name: str, group_id: str | None) -> TurnRecorded:
         started_at=exchange.started_at,
         ended_at=exchange.ended_at,
         next_state_ids=[state.next_state_id for state in exchange.place.next_states],
+        tenant=exchange.tenant,
     )
 
 

@@ -1,0 +1,1 @@
+"""Replacing what may not be recorded, before an event leaves the process."""
