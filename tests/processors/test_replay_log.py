@@ -19,6 +19,8 @@ from processors.replay.sources import TopicLog
 pytestmark = pytest.mark.stack
 
 EPOCH = 1_700_000_000_000
+KEPT = {"retention.ms": "-1"}
+"""These records are years old by their own time: a broker would delete them at its next look."""
 """Milliseconds: the log's first record."""
 
 
@@ -28,7 +30,7 @@ def topic(broker: str) -> Iterator[str]:
     Partition 2 has one record that is late: its time is before its predecessor's."""
     name = f"replay-{secrets.token_hex(4)}"
     admin = KafkaAdminClient(bootstrap_servers=broker)
-    admin.create_topics([NewTopic(name, num_partitions=3, replication_factor=1)])
+    admin.create_topics([NewTopic(name, num_partitions=3, replication_factor=1, topic_configs=KEPT)])
     producer = KafkaProducer(bootstrap_servers=broker, linger_ms=0)
     for number in range(30):
         late = 7 if number == 20 else 0
@@ -126,7 +128,7 @@ def test_a_partition_that_is_thousands_of_records_ahead_is_waited_for(broker: st
     """Its records neither pile up nor keep the other from being read."""
     name = f"replay-{secrets.token_hex(4)}"
     admin = KafkaAdminClient(bootstrap_servers=broker)
-    admin.create_topics([NewTopic(name, num_partitions=2, replication_factor=1)])
+    admin.create_topics([NewTopic(name, num_partitions=2, replication_factor=1, topic_configs=KEPT)])
     producer = KafkaProducer(bootstrap_servers=broker, linger_ms=20)
     count = 9_000
     for number in range(count):
