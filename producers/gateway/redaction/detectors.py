@@ -17,7 +17,7 @@ Detector = Callable[[str, float], Iterator[Span]]
 """The places in a text, in order and apart, found within so many seconds; raises TimeoutError beyond them."""
 
 _EMAIL = regex.compile(
-    r"""[^\s@<>()\[\]{},;:"'\\/=|]{1,64}+@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}""",
+    r"""[^\s@<>()\[\]{},;:"'\\/=|][^\s@<>()\[\]{},;:"\\/=|]{0,63}+@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}""",
 )
 _PHONE = regex.compile(
     r"(?<![\w+])(?:\+|00)[1-9](?:[ ./-]?\(?\d\)?){6,14}(?!\w)"
