@@ -19,9 +19,9 @@ from processors.replay.sources import TopicLog
 pytestmark = pytest.mark.stack
 
 EPOCH = 1_700_000_000_000
+"""Milliseconds: the log's first record."""
 KEPT = {"retention.ms": "-1"}
 """These records are years old by their own time: a broker would delete them at its next look."""
-"""Milliseconds: the log's first record."""
 
 
 @pytest.fixture
