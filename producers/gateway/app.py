@@ -20,6 +20,7 @@ from producers.gateway.desk import Desk, TurnFailed
 from producers.gateway.keys import CONFIG, CONVERSATIONS, COUNTS, DESK, METRICS, RECORDER, UPSTREAM
 from producers.gateway.messages_api import count_tokens, messages
 from producers.gateway.metrics import Metrics
+from producers.gateway.quiet import server_log
 from producers.gateway.recorder import Recorder
 from producers.gateway.replying import END, told
 from producers.gateway.requests import BadRequest
@@ -80,7 +81,13 @@ async def running(config: GatewayConfig) -> AsyncIterator[str]:
         BadRule: a redaction rule is none.
     """
     tls = Tls(config.tls) if config.tls is not None else None
-    runner = web.AppRunner(create_app(config), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S, access_log=None)
+    runner = web.AppRunner(
+        create_app(config),
+        handler_cancellation=True,
+        shutdown_timeout=_SHUTDOWN_S,
+        access_log=None,
+        logger=server_log,
+    )
     watching = asyncio.ensure_future(tls.watch()) if tls is not None else None
     try:
         await runner.setup()
