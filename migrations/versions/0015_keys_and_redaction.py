@@ -63,8 +63,9 @@ def upgrade() -> None:
     whose = "Whose key asked; NULL where no key was needed."
     op.add_column("turns", sa.Column("tenant", sa.Text(), nullable=True, comment=whose))
     for table in ("turns", "next_states", "feedback"):
-        column = sa.Column("redacted", sa.Boolean(), server_default="false", nullable=False, comment=REDACTED)
-        op.add_column(table, column)
+        op.add_column(
+            table, sa.Column("redacted", sa.Boolean(), server_default="false", nullable=False, comment=REDACTED)
+        )
     _allow([*_allowed(), REASON])
 
 
