@@ -43,7 +43,8 @@ def run(
     """Serve until stopped (Ctrl-C or SIGTERM). The broker may be away: turns then wait on disk."""
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # It tells each connection at length, and each second of a broker's absence at ERROR; we say it once.
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    for client in ("kafka", "aiokafka"):
+        logging.getLogger(client).setLevel(logging.CRITICAL)
     settings = load_settings()
     config = gateway_config(settings, resolve_endpoints(settings))
     if port is not None:

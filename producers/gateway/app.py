@@ -115,7 +115,7 @@ async def _services(app: web.Application) -> AsyncIterator[None]:
     async with upstream:
         app[UPSTREAM] = upstream
         yield
-    await asyncio.to_thread(recorder.stop)
+    await recorder.stop()
 
 
 @web.middleware

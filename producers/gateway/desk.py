@@ -152,7 +152,7 @@ class Desk:
         turn_ids, events = events_of_group(exchanges, self._siblings)
         for exchange in exchanges:
             self._metrics.turn(exchange)
-        recording = asyncio.wrap_future(self._recorder.submit(events) if chat.recorded else self._recorder.skip())
+        recording = self._recorder.submit(events) if chat.recorded else self._recorder.skip()
         receipt = Receipt(session_id=chat.session_id, turn_ids=turn_ids, recording=recording)
         self.receipts.keep(receipt, completion_id)
         return receipt

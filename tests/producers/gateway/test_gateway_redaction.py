@@ -228,7 +228,7 @@ def test_a_rule_that_would_take_for_ever_is_stopped_and_says_no_text() -> None:
     assert "xx" not in str(caught.value)
 
 
-def test_a_detector_that_fails_records_nothing_anywhere(
+async def test_a_detector_that_fails_records_nothing_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(text: str, within_s: float) -> Any:
@@ -245,8 +245,8 @@ def test_a_detector_that_fails_records_nothing_anywhere(
     )
     recorder = Recorder(config)
     recorder.start()
-    outcome = recorder.submit([turn(messages=[{"role": "user", "content": "canary"}])]).result(60)
-    recorder.stop()
+    outcome = await recorder.submit([turn(messages=[{"role": "user", "content": "canary"}])])
+    await recorder.stop()
     assert outcome == "false"
     assert recorder.redaction_failures == 1
     assert "turn t1 is not recorded" in caplog.text
