@@ -17,7 +17,7 @@ from processors.evaluators.answers import answer_digest, keep_answer, known_answ
 from processors.evaluators.prompts import LABELS, Prompt, Purpose
 from processors.evaluators.queue import Signal
 from processors.evaluators.refusing import Refuse
-from processors.evaluators.server import ModelServer, PermanentFault, ServerFault, TransientFault
+from processors.evaluators.server import ModelServer, Overloaded, PermanentFault, ServerFault, TransientFault
 from processors.evaluators.votes import Vote
 from processors.transactions import Transactions
 from schemas.recipes import HintSpec, JudgeSpec
@@ -103,6 +103,9 @@ class Panel:
         """One answer a vote, in order. A fault is an answer too and is not raised.
 
         Where only an answer that was not held to the declared ones is recorded, a replay takes that.
+
+        Raises:
+            Overloaded: the server has no room for at least one of them; those that it gave are kept.
         """
 
         async def one(sampling: dict[str, Any]) -> Answer:
@@ -115,7 +118,11 @@ class Panel:
             except ServerFault as fault:
                 return Answer(fault=fault)
 
-        return list(await asyncio.gather(*(one(sampling) for sampling in samplings(spec))))
+        answers = list(await asyncio.gather(*(one(sampling) for sampling in samplings(spec))))
+        for answer in answers:
+            if isinstance(answer.fault, Overloaded):
+                raise answer.fault
+        return answers
 
     async def _recorded(self, purpose: Purpose, prompt: Prompt, sampling: dict[str, Any]) -> Answer | None:
         for messages, constraint in ((prompt.constrained, constraint_of(purpose)), (prompt.free, None)):

@@ -94,6 +94,19 @@ def release(connection: Connection, claims: Iterable[Claim]) -> set[Claim]:
     )
 
 
+def postpone(connection: Connection, claims: Iterable[Claim], *, delay_s: float, reason: str) -> set[Claim]:
+    """Give work back untried, not to be claimed before `delay_s` from now, since its server has no room for it: the
+    attempt does not count. Each waits up to a tenth longer, so that they do not come back in one moment."""
+    return _update_held(
+        connection,
+        list(claims),
+        "state = 'open', attempts = e.attempts - 1, worker = NULL, lease_until = NULL, reason = %(reason)s, "
+        "available_at = now() + make_interval(secs => %(delay_s)s * (1 + random() / 10))",
+        delay_s=delay_s,
+        reason=reason,
+    )
+
+
 def retry(connection: Connection, claim: Claim, *, delay_s: float, reason: str) -> bool:
     """Open it again, not before `delay_s` from now. False where the claim was lost."""
     held = _update_held(

@@ -8,16 +8,18 @@ import aiohttp
 
 from processors.evaluators.choosing import accepted_hints, asks_teacher, choose
 from processors.evaluators.completion import Outcome
-from processors.evaluators.config import EvaluatorsConfig
+from processors.evaluators.config import EvaluatorsConfig, ServerConfig
 from processors.evaluators.deciding import asks_a_model, by_model, failed
 from processors.evaluators.fingerprint import check_same_tokenizer, check_tokenizer_of
 from processors.evaluators.hint import HintResult
 from processors.evaluators.inputs import Answered, Turn, load_hint, load_turn
+from processors.evaluators.limit import AdaptiveLimit, LimitFigures
 from processors.evaluators.llm_judge import Panel
 from processors.evaluators.plain_teacher import score_answer
-from processors.evaluators.queue import Claim
+from processors.evaluators.queue import Claim, Signal
 from processors.evaluators.server import ModelServer, ServerFault, TransientFault
 from processors.evaluators.teacher import TeacherFailed, score_under_hint
+from processors.health import Health
 from processors.patience import Pause
 from processors.transactions import Transactions
 from schemas.chat_tokens import ChatTokens
@@ -31,16 +33,45 @@ class NotConfigured(ValueError):
 class Servers:
     """Judge, teacher and policy, as far as they are configured. `teacher_ready`: its tokenizer was compared."""
 
-    def __init__(self, config: EvaluatorsConfig, transactions: Transactions, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        config: EvaluatorsConfig,
+        transactions: Transactions,
+        http: aiohttp.ClientSession,
+        health: Health | None = None,
+    ) -> None:
         self._transactions = transactions
+        self._health = health or Health()
         self._characters = config.judge_characters
-        judge = ModelServer(config.judge, http) if config.judge else None
+        self.limits: dict[str, AdaptiveLimit] = {}
+        """By address: judge, hint giver and teacher that are one server share its limit."""
+        judge = self._server(config.judge, http)
         self._panel = Panel(judge, transactions) if judge else None
         self._replay_panel = Panel(judge, transactions, replayed=True) if judge else None
-        self._teacher = ModelServer(config.teacher, http) if config.teacher else None
-        self._policy = ModelServer(config.policy, http) if config.policy else None
+        self._teacher = self._server(config.teacher, http)
+        self._policy = self._server(config.policy, http)
         self._chat = ChatTokens(config.tokenizer) if config.tokenizer else None
         self.teacher_ready = False
+
+    def limit_of(self, signal: Signal) -> AdaptiveLimit | None:
+        """Of the server that answers `signal`; None where there is none."""
+        server = self._teacher if signal == "teacher" else self._panel.server if self._panel else None
+        return server.limit if server else None
+
+    def _server(self, config: ServerConfig | None, http: aiohttp.ClientSession) -> ModelServer | None:
+        if config is None:
+            return None
+        part = f"server {config.url}"
+
+        def changed(why: str | None, figures: LimitFigures) -> None:
+            if why is None:
+                self._health.ok(part)
+            else:
+                self._health.waiting(part, f"{figures.in_words()}; {why}")
+
+        limit = self.limits.setdefault(config.url, AdaptiveLimit(config.concurrency, changed=changed))
+        limit.allow(config.concurrency)
+        return ModelServer(config, http, limit)
 
     def require(self, recipes: dict[str, Recipe]) -> None:
         """Refuse runs that ask for a server which is not there, instead of leaving every turn of theirs unscored.

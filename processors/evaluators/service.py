@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
+import time
 from dataclasses import dataclass
 
 import aiohttp
@@ -21,7 +23,7 @@ from processors.evaluators.config import EvaluatorsConfig
 from processors.evaluators.deciding import by_rules, failed
 from processors.evaluators.inputs import Answered, load_answered
 from processors.evaluators.queue import Claim, Signal
-from processors.evaluators.server import ServerFault
+from processors.evaluators.server import Overloaded, ServerFault
 from processors.evaluators.servers import Servers
 from processors.evaluators.writer import Writer
 from processors.health import Health
@@ -36,6 +38,12 @@ log = logging.getLogger(__name__)
 
 _DATABASE_THREADS = 4
 """Transactions at once: they take milliseconds, model answers seconds."""
+_AHEAD = 4
+"""One in so many is claimed beyond what a server takes at once: it is at the server's door when a slot falls free, and
+the slot stays empty for no longer than a request's way. More would keep work from others that are idle."""
+_PAUSED_LOOK_S = 5.0
+"""While a server takes nothing, its work is looked through for what rules can decide; once a look finds none, this
+often. A look postpones up to a batch."""
 _HEARTBEATS_A_LEASE = 3
 """Two may be lost before the claim is."""
 
@@ -61,7 +69,7 @@ async def run_evaluators(config: EvaluatorsConfig, engine: Engine, stop: asyncio
     transactions = Transactions(engine, threads=_DATABASE_THREADS, name="evaluators")
     try:
         async with aiohttp.ClientSession() as http:
-            servers = Servers(config, transactions, http)
+            servers = Servers(config, transactions, http, health)
             await EvaluatorService(config, transactions, servers, stop, health).run()
     finally:
         await asyncio.to_thread(transactions.close)
@@ -85,6 +93,7 @@ class EvaluatorService:
         self._changed = asyncio.Event()
         self._batch: dict[Signal, int] = {"hint": 1, "reward": 1, "teacher": 0}
         self._turn_of: tuple[Signal, Signal] = ("hint", "reward")
+        self._look_again: dict[Signal, float] = {}
         self._chance = random.Random()
 
     async def run(self) -> None:
@@ -127,21 +136,32 @@ class EvaluatorService:
         is accepted lacks nothing else."""
         found = 0
         wanted = self.config.signals
-        if "teacher" in wanted and self._servers.teacher_ready and (room := self._room()):
+        if "teacher" in wanted and self._servers.teacher_ready and (room := self._room("teacher")):
             found += await self._start("teacher", room)
         self._turn_of = self._turn_of[1], self._turn_of[0]  # or many slow hints would keep all rewards waiting
         for signal in self._turn_of:
-            if signal in wanted and (room := self._room()):
+            if signal in wanted and (room := self._room(signal)):
                 found += await self._start(signal, max(room, self._batch[signal]))
         return found
 
-    def _room(self) -> int:
-        return max(0, self.config.concurrency - len(self._tasks))
+    def _room(self, signal: Signal) -> int:
+        """How many evaluations of `signal` may be claimed: as many as this process holds at most, and as its server
+        takes now, with a few ahead."""
+        most = self.config.concurrency
+        room = most + math.ceil(most / _AHEAD) - len(self._tasks)
+        limit = self._servers.limit_of(signal)
+        if limit is None:
+            return max(0, room)
+        if limit.closed:  # what rules can decide goes on
+            return self._batch[signal] if time.monotonic() >= self._look_again.get(signal, 0.0) else 0
+        there = sum(self._servers.limit_of(claim.signal) is limit for claim in self._tasks.values())
+        return max(0, min(room, limit.at_once + math.ceil(limit.at_once / _AHEAD) - there))
 
     async def _start(self, signal: Signal, n: int) -> int:
         work = await self._transactions.run(self._claim, signal, n)
         self._servers.require(work.recipes)
-        outcomes, asked = [], 0
+        limit = self._servers.limit_of(signal)
+        outcomes, asked, postponed = [], 0, []
         for claim in work.claims:
             answered, recipe = work.answered[claim.turn_id], work.recipes[claim.run]
             if claim.attempt > self.config.max_attempts:
@@ -149,14 +169,22 @@ class EvaluatorService:
                 outcomes.append(failed(claim, answered.session_id, reason))
             elif (decided := by_rules(claim, answered, recipe)) is not None:
                 outcomes.append(decided)
+            elif limit is not None and limit.closed and not claim.replayed:  # a replay may need no server at all
+                postponed.append(claim)
             else:
                 self._spawn(claim, answered, recipe)
                 asked += 1
         # Rules are cheap, so where they decide everything the batches grow; a model's work is claimed as it fits.
         self._batch[signal] = 1 if asked else min(self.config.claim_batch, 2 * max(n, self._batch[signal]))
+        if postponed:
+            assert limit is not None
+            if not outcomes:
+                self._look_again[signal] = time.monotonic() + _PAUSED_LOOK_S
+            reason = f"its server has no room: {limit.figures().in_words()}"
+            await self._writer.persist(queue.postpone, postponed, delay_s=limit.pause_s, reason=reason)
         if outcomes:
             await self._writer.complete(outcomes)
-        return len(work.claims)
+        return len(work.claims) - len(postponed)
 
     def _claim(self, connection: Connection, signal: Signal, n: int) -> Work:
         worker, lease_s = self.config.worker, self.config.lease_s
@@ -181,6 +209,10 @@ class EvaluatorService:
         retry_reason: str | None
         try:
             outcome, retry_reason = await self._servers.answer(claim, answered, recipe)
+        except Overloaded as busy:
+            log.info("%s of turn %s waits %.1f s: %s", claim.signal, claim.turn_id, busy.pause_s, busy)
+            await self._writer.persist(queue.postpone, [claim], delay_s=busy.pause_s, reason=sanitise_text(str(busy)))
+            return
         except Exception as err:
             if isinstance(err, ServerFault):
                 retry_reason = str(err)

@@ -122,14 +122,17 @@ async def slow() -> web.Response:
     [lambda: status(429), lambda: status(500), lambda: status(503), cut_json, slow],
     ids=["429", "500", "503", "cut", "slow"],
 )
-async def test_faults_that_pass_are_retried_and_given_answers_are_kept(migrated_database_url: str, fault: Any) -> None:
+async def test_faults_that_pass_are_retried_and_given_answers_are_kept(
+    migrated_database_url: str, fault: Any, request: pytest.FixtureRequest
+) -> None:
     recording = Recording(migrated_database_url, asking())
     recording.record(*answered("t"))
     fake = FakeServer(times(2, fault, "bad"))
     async with fake.running():
         await evaluate(evaluators(judge=fake.url, timeout_s=0.5), recording)
     assert reward(recording) == ("scored", -1.0, "LLM", 3, 3)
-    assert recording.one("SELECT state, attempts, reason FROM evaluations") == ("done", 2, None)
+    tries = 1 if "429" in request.node.name else 2  # a server without room is no fault of the work's
+    assert recording.one("SELECT state, attempts, reason FROM evaluations") == ("done", tries, None)
     assert len(fake.requests) == 2 + 1 + 2, "two faults and one answer, then only what was missing"
     assert recording.one("SELECT count(*) FROM model_answers") == (3,)
     assert recording.sample("t")[0] == "ready"
