@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from aiohttp import web
 
-from producers.gateway import sse
+from producers.gateway import json_io, sse
 from producers.gateway.desk import Streamed
 from producers.gateway.keys import CONFIG, COUNTS, DESK, METRICS, UPSTREAM
 from producers.gateway.replying import send_stream
@@ -21,7 +21,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     chat = read_chat(request, body)
     if not body.get("stream"):
         reply = await request.app[DESK].whole(request.app[UPSTREAM], chat)
-        return web.json_response(reply.completion, headers=reply.receipt.headers())
+        return web.Response(
+            body=json_io.dumps(reply.completion), content_type="application/json", headers=reply.receipt.headers()
+        )
     streamed = Streamed()
     pieces = _events(request, chat, streamed)
     return await send_stream(request, chat, streamed, pieces, end=sse.event(sse.DONE))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import aiohttp
 from aiohttp.client import _RequestContextManager as _RequestContext
 
-from producers.gateway import sse
+from producers.gateway import json_io, sse
 from schemas.depth import nested_deeply
 
 _CONNECT_S = 5.0
@@ -20,8 +18,6 @@ _CONNECT_S = 5.0
 
 _ABSENT = (404, 405)
 """What a server that does not have an endpoint answers."""
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class UpstreamFailed(RuntimeError):
@@ -109,9 +105,8 @@ class Http:
             raise failed(502, f"the model server's answer is not what it should be ({type(err).__name__})") from err
 
     def _open(self, path: str, body: dict[str, Any]) -> _RequestContext:
-        # A lone surrogate is no UTF-8 and no tokenizer takes it; it becomes U+FFFD, as in the record of the turn.
-        data = _SURROGATE.sub("\ufffd", json.dumps(body, ensure_ascii=False)).encode("utf-8")
-        return self._session().post(f"{self._url}{path}", data=data, headers={"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        return self._session().post(f"{self._url}{path}", data=json_io.dumps_clean(body), headers=headers)
 
     def _session(self) -> aiohttp.ClientSession:
         if self._client is None:
@@ -122,7 +117,7 @@ class Http:
 async def _read(response: aiohttp.ClientResponse) -> dict[str, Any]:
     data = await response.read()
     try:
-        plain = json.loads(data)
+        plain = json_io.loads(data)
     except (ValueError, RecursionError):
         plain = None
     if nested_deeply(plain):
