@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
+import uvloop
 
 from hindstream.cli.gateway_security import keys_url, redaction_config, tls_config
 from hindstream.cli.topics import ensure_topics
@@ -54,7 +55,8 @@ def run(
     except UserError as err:
         log.warning("%s; serving all the same", err)
     try:
-        asyncio.run(_until_stopped(config))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_until_stopped(config))
     except (SpoolInUse, NoKeys, BadTls, BadRule) as err:
         raise UserError(str(err)) from None
     except OSError as err:
