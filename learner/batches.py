@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
@@ -52,7 +53,8 @@ _CONTENT = text(
            t.session_id, t.ordinal, t.turn_id, t.parent_turn_id, t.token_source, w.value AS reward, f.correction,
            CASE WHEN :text THEN t.messages END AS messages, CASE WHEN :text THEN t.tools END AS tools,
            CASE WHEN :text THEN t.response END AS response,
-           c.logprobs AS teacher_logprobs, c.top_k, c.topk_ids, c.topk_logprobs, c.hinted_prompt_ids
+           c.logprobs AS teacher_logprobs, c.top_k, c.topk_ids, c.topk_logprobs, c.hinted_prompt_ids,
+           c.student_k, c.student_ids, c.student_logprobs
     FROM samples s
     JOIN turns t ON t.turn_id = s.turn_id
     LEFT JOIN rewards w ON w.run = s.run AND w.turn_id = s.turn_id
@@ -203,6 +205,7 @@ def _checked(
             "micro-batch is held. Put the row back as it was, or drop the sample and its micro-batch"
         )
     taught = row.teacher_logprobs is not None
+    topk_ids, topk_logprobs = _teacher_entries(row) if taught else (None, None)
     tokens = tokens_of(row, needs, chat)
     sample = TrainingSample(
         sample_id=row.sample_id,
@@ -211,8 +214,8 @@ def _checked(
         response_logprobs=tokens.logprobs,
         reward=row.reward,
         teacher_logprobs=unpack_floats(row.teacher_logprobs) if taught else None,
-        teacher_topk_ids=_by_token(unpack_ids(row.topk_ids), row.top_k) if taught else None,
-        teacher_topk_logprobs=_by_token(unpack_floats(row.topk_logprobs), row.top_k) if taught else None,
+        teacher_topk_ids=topk_ids,
+        teacher_topk_logprobs=topk_logprobs,
         hinted_prompt_ids=unpack_ids(row.hinted_prompt_ids) if taught and needs.hinted_prompt else None,
         truncated=row.finish_reason == "length",
         group_id=row.group_id,
@@ -223,6 +226,24 @@ def _checked(
     )
     unusable = None if tokens.fault is None else Drop(*tokens.fault)
     return Loaded(sample, row.policy, row.oldest_version, row.replayed, needs.text, unusable)
+
+
+def _teacher_entries(row: Any) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Ids and log-probs [T, K + J]: the teacher's K likeliest by rank, then the J that the policy named and the teacher
+    scored, where they are not among those; an id of -1 stands for none."""
+    ids, logprobs = (
+        _by_token(unpack_ids(row.topk_ids), row.top_k),
+        _by_token(unpack_floats(row.topk_logprobs), row.top_k),
+    )
+    if row.student_ids is None:
+        return ids, logprobs
+    named = _by_token(unpack_ids(row.student_ids), row.student_k)
+    scores = _by_token(unpack_floats(row.student_logprobs), row.student_k)
+    if not len(ids) == len(logprobs) == len(named) == len(scores):
+        return named, scores  # of another length than the response: the sample's check says so
+    there = (named[:, :, None] == ids[:, None, :]).any(axis=2)
+    named = np.where(there | np.isnan(scores), np.int32(-1), named)
+    return np.concatenate([ids, named], axis=1), np.concatenate([logprobs, scores], axis=1)
 
 
 def _by_token(values: NDArray[Any], top_k: int) -> NDArray[Any]:

@@ -104,3 +104,5 @@ class FollowConfig:
     costs its server one short pause in ten minutes."""
     check_s: float = 2.0
     """Between looks at the server's tag: one that was restarted serves its base model until this is noticed."""
+    version: int | None = None
+    """The only version that is loaded, as a pinned teacher needs it; None: always the newest."""

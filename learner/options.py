@@ -12,7 +12,7 @@ from learner.lora import LoraOptions
 from learner.step_options import AdvantageOptions, DistillationOptions, StepOptions, TeacherOptions
 from schemas.recipes import Recipe
 
-_OF_THE_SERVER = "top_k"
+_OF_THE_SERVER = ("top_k", "version", "student_ids")
 
 
 def step_options(recipe: Recipe, tokens_per_forward: int) -> StepOptions:
@@ -21,7 +21,7 @@ def step_options(recipe: Recipe, tokens_per_forward: int) -> StepOptions:
     loss["mismatch"] = tuple(MismatchSpec(**_plain(measure)) for measure in recipe.loss.mismatch)
     teacher = TeacherOptions()
     if recipe.teacher is not None:
-        fields = {name: value for name, value in _plain(recipe.teacher).items() if name != _OF_THE_SERVER}
+        fields = {name: value for name, value in _plain(recipe.teacher).items() if name not in _OF_THE_SERVER}
         # A sample older than the staleness bound is never trained, so no older version can be credited any more.
         teacher = TeacherOptions(**fields, candidates=recipe.batch.max_staleness + 1)
     critic = None

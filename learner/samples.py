@@ -25,9 +25,10 @@ class TrainingSample:
     at the length limit. `hinted_prompt_ids` int32: the prompt with the hint in it, for a teacher inside the learner.
     `staleness`: versions between its oldest token and the weights that learn from it, where known.
 
-    `teacher_topk_ids` int32 [R, K] and `teacher_topk_logprobs` float32 [R, K]: the teacher's K likeliest entries in
-    each place. `group_id`: the candidates of one prompt share it. `earlier_rewards`: rewards of the session's turns
-    before this one that the run has put into micro-batches, in order; None where a turn has none.
+    `teacher_topk_ids` int32 [R, K] and `teacher_topk_logprobs` float32 [R, K]: the teacher's likeliest entries in each
+    place, and after them others that it scored (an id of -1: none). `group_id`: the candidates of one prompt share it.
+    `earlier_rewards`: rewards of the session's turns before this one that the run has put into micro-batches, in order;
+    None where a turn has none.
 
     Of a turn that is known as text alone the ids are the tokenizer's and `response_logprobs` is None. `pair`: name of
     the pair that it is compared in, and whether it is the better one. `correction_ids` int32: what a person wrote in

@@ -16,7 +16,7 @@ from learner.deltas import DeltaFault
 from learner.loading import Load, load_version
 from learner.manifest import base_of
 from learner.policy_server import PolicyServer, ServerAway, ServerRefused
-from learner.retention import hold
+from learner.retention import hold, pin_only
 from learner.servable import Servable, Shelf
 from learner.stored import stored_version
 from learner.topic import TopicReader
@@ -37,9 +37,11 @@ async def follow(config: FollowConfig, stop: asyncio.Event) -> None:
     What is in the database when this starts is loaded at once, whatever the server's tag says, since a tag does not
     name its policy. Then each announcement on the topic counts; of several that wait, only the newest is loaded. A
     server that was restarted, and so serves its base model, gets the version again. A version that cannot be loaded is
-    recorded as failed and tried again ever more slowly; the one before stays.
+    recorded as failed and tried again ever more slowly; the one before stays. With `config.version` that one alone is
+    served, whatever is announced.
 
     Raises:
+        LookupError: there is no version `config.version`.
         SQLAlchemyError: the database refuses for a reason that does not pass.
     """
     flag = Event()
@@ -69,6 +71,9 @@ class _Follower:
     def run(self) -> None:
         config = self._config
         try:
+            if config.version is not None:
+                self._stay_at(config.version)
+                return
             self._wanted = in_transaction(self._engine, self._stop, self._newest)
             self._keep_up()
             with TopicReader(
@@ -83,6 +88,18 @@ class _Follower:
             log.info("stopped")
         finally:
             self._engine.dispose()
+
+    def _stay_at(self, version: int) -> None:
+        """Serve `version` until stopped. Its files are pinned in the server's name, until that serves another one."""
+        holder = f"server {self._config.server_url}"
+        in_transaction(self._engine, self._stop, lambda connection: self._pin(connection, version, holder))
+        self._wanted = version
+        while not self._stop.is_set():
+            self._keep_up()
+            self._stop.wait(self._config.check_s)
+
+    def _pin(self, connection: Connection, version: int, holder: str) -> None:
+        pin_only(connection, self._config.policy, version, holder)
 
     def _hear(self, kind: str | None, value: bytes) -> None:
         if kind != WEIGHTS_PUBLISHED:

@@ -59,6 +59,7 @@ WHERE s.sample_id = ANY(%(samples)s)
 CONTENT = """
 SELECT s.sample_id, t.prompt_ids, t.response_ids, t.response_logprobs, w.value AS reward,
        c.logprobs AS teacher_logprobs, c.topk_ids, c.topk_logprobs,
+       c.student_ids, c.student_logprobs,
        t.group_id, t.session_id, t.ordinal, t.parent_turn_id, t.token_source, t.finish_reason,
        CASE WHEN %(hinted)s THEN c.hinted_prompt_ids END AS hinted_prompt_ids,
        CASE WHEN %(text)s THEN t.messages END AS messages, CASE WHEN %(text)s THEN t.tools END AS tools,

@@ -119,6 +119,8 @@ def sample_digest_of(row: Any, needs: Needs) -> str:
         more["hinted_prompt_ids"] = None if hinted is None else sha256_hex(hinted)
     if needs.prompt_scores and row.teacher_logprobs is not None:
         more["scored_ids"] = sha256_hex(row.hinted_prompt_ids)
+    if needs.student_scores and row.student_ids is not None:
+        more["student_scores"] = sha256_hex(row.student_ids + row.student_logprobs)
     if needs.text and known_as_text(row):
         more["text"] = digest_of([row.messages, row.tools, row.response, row.finish_reason])
     if needs.pairs:

@@ -1,8 +1,9 @@
 """Choosing one of several accepted hints by what the teacher makes of each.
 
-The hints are scored at once. What the server answers is kept: the teacher's own evaluation, which comes next, pays for
-the chosen hint no second time. vLLM reads no kept prefix for a request that asks for the log-probs of its prompt, so
-what the hints share is computed for each.
+What the server answers is kept: the teacher's own evaluation, which comes next, pays for the chosen hint no second
+time. Where the server reads its prefix cache beside prompt log-probs (`processors.evaluators.prompt_scores`), the first
+hint is scored before the others, which then find what they share with it; elsewhere each is computed whole, all at
+once.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import numpy as np
 from processors.evaluators.completion import Outcome
 from processors.evaluators.hint import HintResult
 from processors.evaluators.inputs import Turn
-from processors.evaluators.server import ModelServer
-from processors.evaluators.teacher import Place, TeacherFailed, TeacherScores, score_under_hint, scores_of
+from processors.evaluators.prompt_scores import TeacherFailed
+from processors.evaluators.teacher import Asking, TeacherScores, own_scores, score_under_hint
 from processors.evaluators.votes import Vote
-from processors.transactions import Transactions
+from processors.evaluators.wanted import Wanted
 from schemas.arrays import unpack_ids
-from schemas.digests import digest_of
 from schemas.recipes import Recipe
 
 
@@ -51,30 +51,26 @@ async def choose(
     rule: Literal["overlap", "gain"],
     hints: Sequence[str],
     turn: Turn,
-    teacher: ModelServer,
-    policy: ModelServer,
-    transactions: Transactions,
-    *,
-    top_k: int,
-    place: Place,
-    replayed: bool,
+    asking: Asking,
+    wanted: Wanted,
 ) -> Chosen:
     """The hint with the highest measure, of equal ones the first.
 
     "gain": mean over response tokens of teacher minus behaviour log-prob, nats a token. "overlap": mean share of the
-    teacher's `top_k` tokens under the hint that are among `policy`'s own `top_k` without it. A hint that the teacher
+    teacher's `top_k` tokens under the hint that are among the policy's own `top_k` without it. A hint that the teacher
     cannot score is passed over; where it can score none, the longest is taken and the teacher's evaluation says why.
 
     Raises:
         TransientFault: no answer now.
     """
-    scored = await asyncio.gather(
-        *(
-            score_under_hint(teacher, transactions, turn, hint, top_k=top_k, place=place, replayed=replayed)
-            for hint in hints
-        ),
-        return_exceptions=True,
-    )
+    scored: list[TeacherScores | BaseException] = []
+    waiting = list(hints)
+    while waiting:
+        # None: whether the server reads its cache is not known before its first answer.
+        at_once = 1 if not scored and asking.teacher.scores_ids is not False else len(waiting)
+        now, waiting = waiting[:at_once], waiting[at_once:]
+        asked = (score_under_hint(asking, turn, hint, wanted) for hint in now)
+        scored += await asyncio.gather(*asked, return_exceptions=True)
     own: TeacherScores | None = None
     measures: list[tuple[float, str]] = []
     faults = []
@@ -88,11 +84,12 @@ async def choose(
                 measures.append((scores.mean_gain, hint))
         else:
             try:
-                own = own or await _own_scores(policy, transactions, turn, top_k, replayed)
+                response = unpack_ids(turn.response_ids).tolist()
+                own = own or await own_scores(asking, turn, response, wanted.top_k)
             except TeacherFailed as fault:
                 faults.append(f"the policy's own tokens: {fault}")
                 break
-            measures.append((overlap(scores.topk_ids, own.topk_ids, top_k), hint))
+            measures.append((overlap(scores.topk_ids, own.topk_ids, wanted.top_k), hint))
     if not measures:
         return Chosen(max(hints, key=len), f"the longest: the teacher scored none ({'; '.join(faults) or 'no gain'})")
     best, text = max(measures, key=lambda one: one[0])
@@ -104,12 +101,3 @@ def overlap(teacher_TK: bytes, policy_TK: bytes, top_k: int) -> float:
     """Mean over T tokens of the share of the teacher's K ids that are among the policy's; both int32 [T, K]."""
     ours, theirs = (unpack_ids(packed).reshape(-1, top_k) for packed in (teacher_TK, policy_TK))
     return float(np.mean((ours[:, :, None] == theirs[:, None, :]).any(axis=2)))
-
-
-async def _own_scores(
-    policy: ModelServer, transactions: Transactions, turn: Turn, top_k: int, replayed: bool
-) -> TeacherScores:
-    """The policy's own likeliest tokens after the prompt that it saw."""
-    prompt, response = (unpack_ids(packed).tolist() for packed in (turn.prompt_ids, turn.response_ids))
-    question = digest_of(["own", policy.model, turn.turn_id, top_k])
-    return await scores_of(policy, transactions, prompt, response, top_k=top_k, question=question, replayed=replayed)

@@ -37,7 +37,7 @@ WHERE (e.run, e.turn_id, e.signal) = (new.run, new.turn_id, 'teacher') AND e.sta
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one claim. `result` None: a teacher that failed, for `reason`."""
+    """What came of one claim. `result` None: a teacher that failed, for `reason`; else what is missing in it."""
 
     claim: Claim
     session_id: str
@@ -154,6 +154,10 @@ def _score_row(outcome: Outcome) -> dict[str, Any]:
         "mean_gain": result.mean_gain,
         "answer_digest": result.answer_digest,
         "question_digest": result.question_digest,
+        "student_k": result.student_k,
+        "student_ids": result.student_ids,
+        "student_logprobs": result.student_logprobs,
+        "student_version": result.student_version,
     }
 
 

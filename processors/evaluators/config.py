@@ -21,6 +21,12 @@ class ServerConfig:
     timeout_s: float
     concurrency: int
     api_key: str | None = field(default=None, repr=False)
+    chunk_tokens: int = 4096
+    """Response tokens that are scored at once where the server reads its prefix cache meanwhile. An answer holds about
+    100 bytes for each of a place's likeliest tokens: 4 MB at `top_k` 8."""
+    place_requests: int = 1024
+    """Most requests that one response may cost for single places; see `processors.evaluators.prompt_scores`. What they
+    do not reach stays unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)

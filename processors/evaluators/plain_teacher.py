@@ -7,28 +7,20 @@ make them again: all ids that were scored are kept, and the learner compares.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from processors.evaluators.inputs import Turn
-from processors.evaluators.server import ModelServer
-from processors.evaluators.teacher import TeacherFailed, TeacherScores, mean_gain, recorded_scores, scores_of
-from processors.transactions import Transactions
+from processors.evaluators.prompt_scores import TeacherFailed
+from processors.evaluators.teacher import Asking, TeacherScores, mean_gain, recorded_scores, scores_of
+from processors.evaluators.wanted import Wanted
 from schemas.arrays import pack_ids, unpack_ids
 from schemas.chat import answer_of, prompt_of
 from schemas.chat_tokens import ChatTokens, NotTokenised
 from schemas.digests import digest_of, known_as_text, sha256_hex
 
 
-async def score_answer(
-    server: ModelServer,
-    transactions: Transactions,
-    turn: Turn,
-    chat: ChatTokens | None,
-    *,
-    top_k: int,
-    replayed: bool = False,
-) -> TeacherScores:
-    """Score `turn`'s answer after its own prompt; `hinted_prompt_ids` then are prompt and answer. `replayed`: the first
-    scores that any run recorded for the same tokens, teacher and `top_k` count, whichever weight version gave them.
+async def score_answer(asking: Asking, turn: Turn, chat: ChatTokens | None, wanted: Wanted) -> TeacherScores:
+    """Score `turn`'s answer after its own prompt; `hinted_prompt_ids` then are prompt and answer.
 
     Raises:
         TeacherFailed: the turn has no tokens, or the server's answer does not allow it.
@@ -37,13 +29,11 @@ async def score_answer(
     # A tokenizer that is not loaded yet takes seconds.
     prompt, response = await asyncio.to_thread(_tokens, turn, chat)
     ids = [len(prompt), sha256_hex(pack_ids(prompt + response))]
-    question = digest_of(["teacher", server.model, turn.turn_id, None, top_k, ids])
-    if replayed and (found := await transactions.run(recorded_scores, {turn.turn_id: question})):
+    question = digest_of(["teacher", asking.teacher.model, turn.turn_id, None, wanted.top_k, ids, *wanted.more])
+    if asking.replayed and (found := await asking.transactions.run(recorded_scores, {turn.turn_id: question})):
         return found[turn.turn_id]
-    scored = await scores_of(server, transactions, prompt, response, top_k=top_k, question=question, replayed=replayed)
-    if known_as_text(turn):
-        return scored
-    return TeacherScores(**{**vars(scored), "mean_gain": mean_gain(scored.logprobs, turn)})
+    scored = await scores_of(asking, turn, prompt, response, wanted, question)
+    return scored if known_as_text(turn) else replace(scored, mean_gain=mean_gain(scored.logprobs, turn))
 
 
 def _tokens(turn: Turn, chat: ChatTokens | None) -> tuple[list[int], list[int]]:

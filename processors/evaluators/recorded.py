@@ -22,6 +22,7 @@ from processors.evaluators.llm_judge import Answer, constraint_of, read_answer, 
 from processors.evaluators.prompts import Prompt, Purpose, prompt_for
 from processors.evaluators.queue import Claim, Signal
 from processors.evaluators.teacher import recorded_scores, teacher_question
+from processors.evaluators.wanted import Wanted
 from schemas.recipes import HintSpec, JudgeSpec, Recipe
 
 
@@ -137,7 +138,7 @@ def _by_teacher(
         result, turn_id = outcome.result, outcome.claim.turn_id
         if turn_id in claims and isinstance(result, HintResult) and result.text is not None:
             sessions[turn_id] = outcome.session_id
-            questions[turn_id] = teacher_question(model, turn_id, result.text, recipe.teacher.top_k, recipe.hint.place)
+            questions[turn_id] = teacher_question(model, turn_id, result.text, Wanted.of(recipe))
     found = recorded_scores(connection, questions)
     return [
         Outcome(claim=claims[turn_id], session_id=sessions[turn_id], result=scores) for turn_id, scores in found.items()

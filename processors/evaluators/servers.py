@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 import aiohttp
 
@@ -16,9 +18,11 @@ from processors.evaluators.inputs import Answered, Turn, load_hint, load_turn
 from processors.evaluators.limit import AdaptiveLimit, LimitFigures
 from processors.evaluators.llm_judge import Panel
 from processors.evaluators.plain_teacher import score_answer
+from processors.evaluators.prompt_scores import TeacherFailed
 from processors.evaluators.queue import Claim, Signal
 from processors.evaluators.server import ModelServer, ServerFault, TransientFault
-from processors.evaluators.teacher import TeacherFailed, score_under_hint
+from processors.evaluators.teacher import Asking, score_under_hint
+from processors.evaluators.wanted import Wanted
 from processors.health import Health
 from processors.patience import Pause
 from processors.transactions import Transactions
@@ -51,6 +55,7 @@ class Servers:
         self._teacher = self._server(config.teacher, http)
         self._policy = self._server(config.policy, http)
         self._chat = ChatTokens(config.tokenizer) if config.tokenizer else None
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.teacher_ready = False
 
     def limit_of(self, signal: Signal) -> AdaptiveLimit | None:
@@ -124,35 +129,29 @@ class Servers:
                 outcome = await self._chosen(outcome, recipe, turn)
             return outcome, again
         assert self._teacher is not None
-        if recipe.hint is None and recipe.teacher is not None:
-            try:
-                plain = await score_answer(
-                    self._teacher,
-                    self._transactions,
-                    turn,
-                    self._chat,
-                    top_k=recipe.teacher.top_k,
-                    replayed=claim.replayed,
-                )
-            except TeacherFailed as fault:
-                return failed(claim, answered.session_id, str(fault)), None
-            return Outcome(claim=claim, session_id=answered.session_id, result=plain), None
-        hint = await self._transactions.run(load_hint, claim.run, claim.turn_id)
-        if hint is None or recipe.teacher is None or recipe.hint is None:
-            return failed(claim, answered.session_id, "no_hint: the run has no accepted hint for the turn"), None
+        if recipe.teacher is None:
+            return failed(claim, answered.session_id, "no_teacher: the run's recipe has none"), None
+        asking, wanted = self._asking(claim), Wanted.of(recipe)
         try:
-            scores = await score_under_hint(
-                self._teacher,
-                self._transactions,
-                turn,
-                hint,
-                top_k=recipe.teacher.top_k,
-                place=recipe.hint.place,
-                replayed=claim.replayed,
-            )
+            if recipe.hint is None:
+                scores = await score_answer(asking, turn, self._chat, wanted)
+            elif (hint := await self._transactions.run(load_hint, claim.run, claim.turn_id)) is not None:
+                scores = await score_under_hint(asking, turn, hint, wanted)
+            else:
+                return failed(claim, answered.session_id, "no_hint: the run has no accepted hint for the turn"), None
         except TeacherFailed as fault:
             return failed(claim, answered.session_id, str(fault)), None
-        return Outcome(claim=claim, session_id=answered.session_id, result=scores), None
+        return Outcome(claim=claim, session_id=answered.session_id, result=scores, reason=scores.note), None
+
+    def _asking(self, claim: Claim) -> Asking:
+        assert self._teacher is not None
+        return Asking(
+            teacher=self._teacher,
+            policy=self._policy or self._teacher,
+            transactions=self._transactions,
+            replayed=claim.replayed,
+            locks=self._locks,
+        )
 
     async def _chosen(self, outcome: Outcome, recipe: Recipe, turn: Turn) -> Outcome:
         """`outcome` with the hint that the recipe's rule takes.
@@ -167,14 +166,6 @@ class Servers:
         if self._teacher is None or recipe.teacher is None or not self.teacher_ready:
             raise TransientFault("the teacher, which chooses among the hints, is not there yet")
         chosen = await choose(
-            hint.select,
-            accepted_hints(outcome.votes),
-            turn,
-            self._teacher,
-            self._policy or self._teacher,
-            self._transactions,
-            top_k=recipe.teacher.top_k,
-            place=hint.place,
-            replayed=outcome.claim.replayed,
+            hint.select, accepted_hints(outcome.votes), turn, self._asking(outcome.claim), Wanted.of(recipe)
         )
         return replace(outcome, result=replace(result, text=chosen.text, reason=chosen.why))

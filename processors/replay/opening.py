@@ -200,6 +200,8 @@ def _settled(batch: _Batch, turn_id: str, fact: Any, recipe: Recipe, needs: Need
         topk_ids=scores and scores.topk_ids,
         topk_logprobs=scores and scores.topk_logprobs,
         hinted_prompt_ids=scores and scores.hinted_prompt_ids,
+        student_ids=scores and scores.student_ids,
+        student_logprobs=scores and scores.student_logprobs,
     )
     return replace(one, state="ready", content_digest=sample_digest_of(content, needs))
 

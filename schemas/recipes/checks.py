@@ -68,12 +68,30 @@ def _signals(recipe: Recipe) -> Iterator[str]:
             f"teacher.weights {recipe.teacher.weights!r} without a hint: the policy's own weights have nothing to "
             "teach it about a prompt that it reads itself"
         )
+    yield from _teacher(recipe)
     if not recipe.loss.w_rl and not recipe.loss.w_opd:
         yield "loss.w_rl and loss.w_opd are both 0: nothing would be trained"
     if recipe.loss.w_rl and judge is None:
         yield "loss.w_rl is set but there is no judge; set it to 0"
     if recipe.loss.w_opd and recipe.teacher is None:
         yield "loss.w_opd is set but there is no hint; set it to 0"
+
+
+def _teacher(recipe: Recipe) -> Iterator[str]:
+    teacher, spec = recipe.teacher, recipe.distillation
+    if teacher is None:
+        return
+    if teacher.weights != "server" and teacher.version is not None:
+        yield (
+            f"teacher.version pins what the teacher's server serves, and teacher.weights {teacher.weights!r} scores in "
+            "the learner: leave it out, or set teacher.weights to 'server'"
+        )
+    own = recipe.loss.w_opd and teacher.weights == "server" and spec.kind in ("topk", "divergence")
+    if teacher.student_ids and not (own and spec.entries == "student"):
+        yield (
+            "teacher.student_ids: nothing would read the scores; they are for distillation.kind 'topk' or 'divergence' "
+            "with distillation.entries 'student' and teacher.weights 'server'"
+        )
 
 
 def _patterns(recipe: Recipe) -> Iterator[str]:

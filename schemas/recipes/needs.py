@@ -14,7 +14,8 @@ class Needs:
     of the session's earlier turns. `hinted_prompt`: the prompt with the hint in it, for a teacher in the learner.
     `reference`: the base model's log-probs. `liked_only`: only a reward above 0 is a signal. `unrewarded`: an answer is
     one, whatever its reward. `pairs`: micro-batches hold pairs of answers. `text`: a turn needs no token ids.
-    `prompt_scores`: the teacher reads no hint. `unanswered`: a turn that nothing answered may say something too."""
+    `prompt_scores`: the teacher reads no hint. `unanswered`: a turn that nothing answered may say something too.
+    `student_scores`: the teacher's scores at the policy's own likeliest tokens."""
 
     zero_counts: bool
     groups: bool
@@ -27,6 +28,7 @@ class Needs:
     text: bool = False
     prompt_scores: bool = False
     unanswered: bool = False
+    student_scores: bool = False
 
 
 def needs_of(recipe: Recipe) -> Needs:
@@ -47,4 +49,5 @@ def needs_of(recipe: Recipe) -> Needs:
         text=recipe.batch.tokens == "text",
         prompt_scores=opd and recipe.hint is None,
         unanswered=(rl and (advantage.unrewarded or advantage.pairs)) or (opd and recipe.hint is None),
+        student_scores=opd and recipe.teacher is not None and recipe.teacher.student_ids,
     )

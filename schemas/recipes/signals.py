@@ -87,11 +87,17 @@ class TeacherSpec(Spec, frozen=True, kw_only=True):
     exponential moving average of the policy's own weights (`ema_rate` a step) or with the past version whose turns
     were liked most (by the mean reward of at least `best_min_samples` samples); of the server they need only the
     prompt with the hint in it.
+
+    `version`: only scores of this weight version of the served model count; None: of whichever it serves, and each
+    keeps the version that gave it. `student_ids`: the policy server names the `distillation.k` tokens that are
+    likeliest to the policy itself in each place, and the teacher scores those too.
     """
 
-    later: ClassVar[tuple[str, ...]] = ("weights", "ema_rate", "best_min_samples")
+    later: ClassVar[tuple[str, ...]] = ("weights", "ema_rate", "best_min_samples", "version", "student_ids")
 
     top_k: Annotated[int, Meta(ge=4)] = 4
     weights: Literal["server", "ema", "best"] = "server"
     ema_rate: Annotated[float, Meta(gt=0, le=1)] = 0.05
     best_min_samples: AtLeastOne = 32
+    version: Count | None = None
+    student_ids: bool = False

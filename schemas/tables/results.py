@@ -107,6 +107,16 @@ teacher_scores = Table(
     ),
     Column("answer_digest", Text, comment="Key of the answer in model_answers."),
     Column("question_digest", Text, comment="SHA-256 of teacher, turn, hint and top_k: what a replay asks."),
+    Column("student_k", Integer, comment="The policy's own likeliest tokens a place; NULL where none were asked for."),
+    Column(
+        "student_ids", LargeBinary, comment="int32 [response_tokens, student_k], row-major, by the policy's own rank."
+    ),
+    Column(
+        "student_logprobs",
+        LargeBinary,
+        comment="float32 [response_tokens, student_k]: the teacher's log-probs of student_ids; NaN: not known.",
+    ),
+    Column("student_version", Integer, comment="Weight version of the policy that named them; NULL: it did not say."),
     created_at(),
     PrimaryKeyConstraint("run", "turn_id"),
     Index("ix_teacher_scores_turn_id", "turn_id"),

@@ -261,6 +261,7 @@ class Learning:
             session_id=turn.session or turn_id,
             ordinal=turn.ordinal,
             hinted_prompt_ids=None if turn.teacher is None else HINTED_PROMPT,
+            student_ids=None,
         )
         digest = sample_digest_of(row, needs_of(self.recipe))
         connection.execute(

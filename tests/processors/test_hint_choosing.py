@@ -48,7 +48,10 @@ class Teacher(FakeServer):
         return web.json_response({"token_ids": rendered((await request.json())["messages"])})
 
     async def _generate(self, request: web.Request) -> web.Response:
-        ids = (await request.json())["token_ids"]
+        body = await request.json()
+        ids = body["token_ids"]
+        if "prompt_logprob_token_ids" in body["sampling_params"]:  # as vLLM's older runner says it
+            return web.json_response({"error": {"message": "requires the V2 model runner"}}, status=400)
         prompt = "".join(map(chr, ids[: -len(RESPONSE)]))
         hint = next((hint for hint in HINTS if hint in prompt), None)
         self.scored.append(hint)

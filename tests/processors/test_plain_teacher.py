@@ -57,7 +57,10 @@ class Teacher:
         return web.json_response({"tokens": [one + self._shift for one in ids]})
 
     async def _generate(self, request: web.Request) -> web.Response:
-        ids = (await request.json())["token_ids"]
+        body = await request.json()
+        ids = body["token_ids"]
+        if "prompt_logprob_token_ids" in body["sampling_params"]:  # as vLLM's older runner says it
+            return web.json_response({"error": {"message": "requires the V2 model runner"}}, status=400)
         self.asked.append(ids)
         entries = [None, *(topk(place, one) for place, one in enumerate(ids[1:], 1))]
         return web.json_response({"choices": [{"weight_versions": []}], "prompt_logprobs": entries})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from processors.evaluators.fingerprint import TokenizerMismatch, check_same_tokenizer
+from processors.evaluators.hinted import hinted_prompt, with_hint
+from processors.evaluators.prompt_scores import TeacherFailed, read_prompt_logprobs
 from processors.evaluators.server import ModelServer
-from processors.evaluators.teacher import TeacherFailed, hinted_prompt, read_prompt_logprobs, with_hint
 from schemas.arrays import unpack_floats, unpack_ids
 from schemas.events import PolicyRef, Tokens, VersionSpan
 from schemas.recipes import Recipe, recipe_named
@@ -126,8 +128,13 @@ async def test_every_token_s_log_prob_is_the_true_one_the_first_included(
 async def test_what_the_teacher_cannot_score_is_told(migrated_database_url: str, vllm_server: str) -> None:
     turn = await sampled(vllm_server, QUESTION)
     recording = await taught(migrated_database_url, vllm_server, turn, reply="WORD " + "word " * 1500)
-    assert failure(recording).startswith("refused: ")
-    assert "length" in failure(recording)
+    told = re.fullmatch(
+        r"too_long: (\d+) prompt and (\d+) response tokens are (\d+), and policy at \S+ takes (\d+) at most .*",
+        failure(recording),
+    )
+    assert told is not None
+    prompt, response, whole, limit = map(int, told.groups())
+    assert (response, whole, limit) == (len(turn["tokens"].response_ids), prompt + response, MAX_MODEL_LEN - 1)
 
 
 @pytest.mark.stack
