@@ -18,11 +18,12 @@ from processors.evaluators.server import ModelServer
 from schemas.arrays import unpack_floats, unpack_ids
 from schemas.events import PolicyRef, Tokens, VersionSpan
 from schemas.recipes import Recipe, recipe_named
+from tests.conftest import MAX_MODEL_LEN
 from tests.processors.conversations import Recording
 from tests.processors.evaluating import answered, balance, evaluate, evaluators, server
 
 HINT = "Answer in one short sentence of at most twenty words."
-QUESTION = [
+QUESTION: list[dict[str, Any]] = [
     {"role": "system", "content": "You know much."},
     {"role": "user", "content": "Hello."},
     {"role": "assistant", "content": "Hello! What would you like to know?"},
