@@ -49,21 +49,7 @@ def with_tokens(
         _as_the_caller_asked(body, choice, shown)
         if body.get("return_token_ids"):
             shown["token_ids"] = choice["token_ids"]
-        tokens = Tokens(
-            source="engine",
-            prompt_ids=prompt["token_ids"],
-            response_ids=choice["token_ids"],
-            # All or none: who reads a turn with ids and no log-probs refuses it; none is padded or moved here.
-            response_logprobs=_logprobs(choice),
-        )
-        outcomes.append(
-            Outcome(
-                message=shown["message"],
-                finish_reason=finish_reason(shown.get("finish_reason")),
-                tokens=tokens,
-                spans=[span_of(span) for span in choice.get("weight_versions") or []],
-            )
-        )
+        outcomes.append(engine_outcome(prompt, choice, shown))
     if prompt.get("request_id"):
         completion["id"] = prompt["request_id"]
     if body.get("return_token_ids"):
@@ -71,6 +57,27 @@ def with_tokens(
     made = sum(len(choice["token_ids"]) for choice in generated["choices"])
     completion["usage"] = {**(completion.get("usage") or {}), **usage_of(len(prompt["token_ids"]), made)}
     return Answer(completion=completion, outcomes=outcomes)
+
+
+def engine_outcome(prompt: dict[str, Any], choice: dict[str, Any], shown: dict[str, Any]) -> Outcome:
+    """What is recorded of a choice: the message that is shown, and the tokens as the engine gave them.
+
+    Raises:
+        KeyError, TypeError, AttributeError, ValueError: one of them is not what vLLM says.
+    """
+    tokens = Tokens(
+        source="engine",
+        prompt_ids=prompt["token_ids"],
+        response_ids=choice["token_ids"],
+        # All or none: who reads a turn with ids and no log-probs refuses it; none is padded or moved here.
+        response_logprobs=_logprobs(choice),
+    )
+    return Outcome(
+        message=shown["message"],
+        finish_reason=finish_reason(shown.get("finish_reason")),
+        tokens=tokens,
+        spans=[span_of(span) for span in choice.get("weight_versions") or []],
+    )
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

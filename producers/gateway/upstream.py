@@ -2,8 +2,8 @@
 
 vLLM is asked in steps, so that the recorded ids are the ones that went in and came out of the engine: `render`
 (messages to prompt ids and sampling parameters), `generate` (ids to ids, with log-probs and weight versions) and, where
-the answer is not streamed, `derender` (ids to the answer that the caller gets). A server without these has its text
-recorded, without tokens.
+the answer is not streamed and is more than text, `derender` (ids to the answer that the caller gets). A server without
+these has its text recorded, without tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from producers.gateway import chat_stream, token_stream
 from producers.gateway.answers import Answer, with_tokens, without_last_token, without_tokens
+from producers.gateway.forms import Forms
 from producers.gateway.gathering import Gathered
 from producers.gateway.http import Absent, Http, UpstreamFailed, failed
 
@@ -35,6 +36,7 @@ class Upstream:
         self._model = model
         self._speaks = False
         self._lacking: dict[str, float] = {}
+        self._forms = Forms()
 
     async def __aenter__(self) -> Upstream:
         await self.http.__aenter__()
@@ -79,11 +81,17 @@ class Upstream:
                 return without_tokens(await self.http.post(CHAT, body))
             if token_stream.direct(body):
                 return await self._direct(body)
+            plain = token_stream.plain(body, prompt)
+            more = {"output_mode": "text"} if plain and self._forms.known(body) else {}
             try:
-                generated = await self.http.post(GENERATE, token_stream.generate_request(body, prompt))
+                generated = await self.http.post(GENERATE, token_stream.generate_request(body, prompt, **more))
             except Absent:
                 return without_tokens(await self.http.post(CHAT, body))
+            if more and all("text" in choice for choice in generated["choices"]):
+                return self._forms.filled(body, prompt, generated)
             completion = await self._derender(body, prompt, generated)
+            if plain:
+                self._forms.learn(completion)
             return with_tokens(body, prompt, generated, completion)
 
     async def stream(self, body: dict[str, Any], gathered: Gathered) -> AsyncGenerator[dict[str, Any], None]:
