@@ -142,6 +142,17 @@ class ChatTokens:
         return ids
 
     @cached_property
+    def size(self) -> int:
+        """How many ids the tokenizer has."""
+        return len(self._tokenizer)
+
+    @cached_property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The texts of the tokens that were added to its vocabulary, by id."""
+        added: dict[str, int] = self._tokenizer.get_added_vocab()
+        return tuple(sorted(added, key=lambda text: added[text]))
+
+    @cached_property
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer  # seconds to import, and only recipes of text need it
 

@@ -104,7 +104,7 @@ class Servers:
         while self._teacher and not pause.stopped:
             try:
                 if self._policy:
-                    await check_same_tokenizer(self._policy, self._teacher)
+                    await check_same_tokenizer(self._policy, self._teacher, self._chat)
                 elif self._chat:
                     await check_tokenizer_of(self._chat, self._teacher)
             except ServerFault as fault:

@@ -36,10 +36,11 @@ def topk(place: int, token: int) -> dict[str, Any]:
 
 
 class Teacher:
-    """Scores any ids; `shift` makes its tokenizer another one."""
+    """Scores any ids; `shift` makes its tokenizer another one, `more` its vocabulary larger."""
 
-    def __init__(self, model: Path, shift: int = 0) -> None:
+    def __init__(self, model: Path, shift: int = 0, more: int = 0) -> None:
         self._chat, self._shift = ChatTokens(model), shift
+        self.vocabulary = self._chat.size + more
         self.asked: list[list[int]] = []
         self.url = ""
 
@@ -59,6 +60,9 @@ class Teacher:
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         ids = body["token_ids"]
+        if "logprob_token_ids" in body["sampling_params"]:  # as vLLM says it of an id that is too high
+            said = f"contain out-of-vocab token ids. Vocabulary size: {self.vocabulary}"
+            return web.json_response({"error": {"message": said}}, status=400)
         if "prompt_logprob_token_ids" in body["sampling_params"]:  # as vLLM's older runner says it
             return web.json_response({"error": {"message": "requires the V2 model runner"}}, status=400)
         self.asked.append(ids)
@@ -129,9 +133,19 @@ async def test_scores_of_other_tokens_than_the_learners_are_not_trained(
     assert "tokens that are not the policy's" in unusable[0].detail
 
 
+@pytest.mark.parametrize(
+    ("shift", "more", "why"),
+    [
+        (1, 0, "does not tokenize as the policy's model does"),
+        (0, -1, "vocabulary of"),
+        (0, 100_000, "vocabulary of"),
+    ],
+)
 async def test_a_teacher_with_another_tokenizer_than_the_policys_files_is_refused(
-    migrated_database_url: str, model_dir: Path
+    migrated_database_url: str, model_dir: Path, shift: int, more: int, why: str
 ) -> None:
-    async with Teacher(model_dir, shift=1).running() as teacher:
-        with pytest.raises(TokenizerMismatch, match="as the policy's model does"):
+    async with Teacher(model_dir, shift, more).running() as teacher:
+        with pytest.raises(TokenizerMismatch, match=why) as refused:
             await taught(migrated_database_url, model_dir, teacher)
+    assert str(teacher.vocabulary) in str(refused.value)
+    assert str(ChatTokens(model_dir).size) in str(refused.value)
