@@ -56,6 +56,16 @@ EVALUATION_TRANSITIONS: dict[str, tuple[str, ...]] = {
 }
 """`claimed` goes back to `open` when its lease ends or a transient fault asks for another try."""
 
+DEAD_LETTER_STATES = ("open", "replayed", "dropped")
+"""A record that could not be recorded. `open`: nobody has settled it; `replayed`: it was published again, and if that
+failed too, the new record is a dead letter of its own; `dropped`: somebody said that it is not needed."""
+
+DEAD_LETTER_TRANSITIONS: dict[str, tuple[str, ...]] = {
+    "open": ("replayed", "dropped"),
+    "replayed": (),
+    "dropped": ("replayed",),
+}
+
 SIGNALS = ("reward", "hint", "teacher")
 REWARD_STATUSES = ("scored", "tie", "abstained", "failed")
 HINT_STATUSES = ("accepted", "none", "failed")

@@ -13,7 +13,7 @@ FILE = Path(__file__).parents[1] / "docs" / "tables.md"
 
 _ROOMS = {
     "Facts": ("events", "sessions", "turns", "next_states", "turn_completions", "feedback"),
-    "Work": ("runs", "replays", "samples", "evaluations"),
+    "Work": ("runs", "replays", "samples", "evaluations", "open_questions"),
     "Results": ("votes", "rewards", "hints", "teacher_scores", "model_answers"),
     "Learning": (
         "micro_batches",

@@ -41,6 +41,8 @@ _KINDS: list[tuple[type[TypeEngine[Any]], Kind]] = [
 
 _FACTS = {"events", "sessions", "turns", "next_states", "turn_completions", "feedback"}
 _DELIVERY = {"outbox", "dead_letters"}
+_NOW = {"open_questions"}
+"""Of this moment, and of no use later."""
 _ACCESS = {"tenants", "gateway_keys"}
 """Of one installation, and nobody else's: no archive holds them."""
 
@@ -128,7 +130,7 @@ def sql_spec(table: Table) -> TableSpec:
 
 def derived_tables() -> list[Table]:
     """The tables of what was derived from facts, those that others refer to first."""
-    return [table for table in metadata.sorted_tables if table.name not in _FACTS | _DELIVERY | _ACCESS]
+    return [table for table in metadata.sorted_tables if table.name not in _FACTS | _DELIVERY | _NOW | _ACCESS]
 
 
 def _kind(of: TypeEngine[Any]) -> Kind:

@@ -30,23 +30,34 @@ class Claim:
 
 
 CLAIM = """
-WITH due AS (
-    SELECT run, turn_id, signal FROM evaluations
-    WHERE signal = %(signal)s AND (%(runs)s::text[] IS NULL OR run = ANY(%(runs)s)) AND state IN ('open', 'claimed')
-      AND ((state = 'open' AND (available_at IS NULL OR available_at <= now()))
-           OR (state = 'claimed' AND lease_until < now()))
-    ORDER BY priority, available_at, created_at, turn_id
+WITH lapsed AS (
+    SELECT run, turn_id, signal, priority, created_at AS due_at FROM evaluations
+    WHERE signal = %(signal)s AND (%(runs)s::text[] IS NULL OR run = ANY(%(runs)s))
+      AND state = 'claimed' AND lease_until < now()
+    ORDER BY lease_until
     LIMIT %(n)s
     FOR UPDATE SKIP LOCKED
+), due AS (
+    SELECT run, turn_id, signal, priority, COALESCE(available_at, created_at) AS due_at FROM evaluations
+    WHERE signal = %(signal)s AND (%(runs)s::text[] IS NULL OR run = ANY(%(runs)s))
+      AND state = 'open' AND COALESCE(available_at, created_at) <= now()
+    ORDER BY priority, COALESCE(available_at, created_at), turn_id
+    LIMIT %(n)s
+    FOR UPDATE SKIP LOCKED
+), chosen AS (
+    SELECT * FROM lapsed UNION ALL SELECT * FROM due
+    ORDER BY priority, due_at, turn_id
+    LIMIT %(n)s
 )
 UPDATE evaluations e
 SET state = 'claimed', attempts = e.attempts + 1, worker = %(worker)s, available_at = NULL,
     lease_until = now() + make_interval(secs => %(lease_s)s)
-FROM due WHERE (e.run, e.turn_id, e.signal) = (due.run, due.turn_id, due.signal)
+FROM chosen WHERE (e.run, e.turn_id, e.signal) = (chosen.run, chosen.turn_id, chosen.signal)
 RETURNING e.run, e.turn_id, e.attempts, e.priority
 """
-"""Live before replayed, then oldest first. Claimed by state and never by position: a row that is committed late is
-found like any other."""
+"""Live before replayed, then what has been due for longest: nothing is overtaken for ever. Claimed by state and never
+by position: a row that is committed late is found like any other. Each half reads its own index from the front, so a
+claim costs the same however much is finished, held by others, or postponed."""
 
 _HELD = """
 FROM unnest(%(runs)s::text[], %(turns)s::text[], %(signals)s::text[], %(workers)s::text[], %(attempts)s::int[])

@@ -15,7 +15,7 @@ from schemas.tables.learning import (
 )
 from schemas.tables.replays import replays
 from schemas.tables.results import hints, model_answers, rewards, teacher_scores, votes
-from schemas.tables.work import evaluations, runs, samples
+from schemas.tables.work import evaluations, open_questions, runs, samples
 
 __all__ = [
     "dead_letters",
@@ -29,6 +29,7 @@ __all__ = [
     "micro_batches",
     "model_answers",
     "next_states",
+    "open_questions",
     "outbox",
     "replays",
     "rewards",

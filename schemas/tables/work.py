@@ -84,15 +84,25 @@ evaluations = Table(
     created_at(),
     PrimaryKeyConstraint("run", "turn_id", "signal"),
     Index(
-        "ix_evaluations_claimable",
+        "ix_evaluations_open",
         "signal",
         "priority",
-        "available_at",
-        "created_at",
-        postgresql_where=text("state IN ('open', 'claimed')"),
+        text("COALESCE(available_at, created_at)"),
+        "turn_id",
+        postgresql_where=text("state = 'open'"),
     ),
+    Index("ix_evaluations_claimed", "signal", "lease_until", postgresql_where=text("state = 'claimed'")),
     Index("ix_evaluations_turn_id", "turn_id"),
     one_of("signal", SIGNALS),
     one_of("state", EVALUATION_STATES),
     comment="Questions to judges, hint givers and teachers: claimed with SKIP LOCKED and a lease.",
+)
+
+open_questions = Table(
+    "open_questions",
+    metadata,
+    Column("answer_digest", Text, primary_key=True, comment="Key that the answer will have in model_answers."),
+    Column("asker", Text, nullable=False, comment="Worker that asks."),
+    timestamp("lease_until", "Until then others wait for its answer; afterwards anybody may ask.", nullable=False),
+    comment="What model servers are being asked now: workers with the same question wait, and one pays.",
 )
