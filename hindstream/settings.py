@@ -90,6 +90,12 @@ class ModelServer(Section):
     ever."""
     concurrency: Positive = 8
     """Requests in flight at once. vLLM on two cores gains nothing beyond eight."""
+    chunk_tokens: Positive = 4096
+    """Response tokens that a teacher scores in one request, where its server reads its prefix cache meanwhile: an
+    answer holds about 100 bytes for each of the `top_k` tokens of a place."""
+    place_requests: int = Field(default=1024, ge=0)
+    """Most requests that one response may cost a teacher that scores named tokens place by place (vLLM on a CPU); the
+    scores of the rest stay unknown."""
 
 
 class VllmSettings(Section):

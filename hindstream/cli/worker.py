@@ -127,6 +127,8 @@ def _server(url: str, server: ModelServer) -> ServerConfig:
         model=server.model,
         timeout_s=server.timeout_s,
         concurrency=server.concurrency,
+        chunk_tokens=server.chunk_tokens,
+        place_requests=server.place_requests,
         api_key=server.api_key.get_secret_value() if server.api_key else None,
     )
 
