@@ -27,9 +27,9 @@ _SYSTEM = " Be brief, be right, and say so where you do not know." * 4
 EVENTS_PER_SESSION = 3
 
 
-def conversations(sessions: int) -> Iterator[WireRecord]:
-    """`EVENTS_PER_SESSION` records for each of `sessions` sessions, in order."""
-    for number in range(sessions):
+def conversations(sessions: range) -> Iterator[WireRecord]:
+    """`EVENTS_PER_SESSION` records for each session of these numbers, in order."""
+    for number in sessions:
         session = f"bench-{number}"
         turn = turn_id(_SOURCE, session, 0, "main")
         reply = next_state_id(turn, "user_reply", 0)
