@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from processors.evaluators.answers import answer_digest, keep_answer, known_answers, recorded_answer
+from processors.evaluators.answers import answer_digest, recorded_answer
+from processors.evaluators.once import asked_once
 from processors.evaluators.prompts import LABELS, Prompt, Purpose
 from processors.evaluators.queue import Signal
 from processors.evaluators.refusing import Refuse
@@ -142,15 +143,16 @@ class Panel:
         def digest_at(version: str | None) -> str:
             return self._digest(purpose, prompt_digest, messages, sampling, constraint, version)
 
-        digest = digest_at(await self.server.version())
-        kept = (await self._transactions.run(known_answers, [digest])).get(digest)
-        if kept is None:
+        async def digest_now() -> str:
+            return digest_at(await self.server.version())
+
+        async def pay(digest: str) -> tuple[dict[str, Any], str]:
             body = completion_body(self.server.model, messages, sampling, constraint)
-            answer = completion_content(await self.server.post("/v1/chat/completions", body))
-            question = digest_at(None)
-            kept = await self._transactions.run(
-                keep_answer, digest, question=question, purpose=purpose, model=self.server.model, answer=answer
-            )
+            return completion_content(await self.server.post("/v1/chat/completions", body)), digest
+
+        kept, digest = await asked_once(
+            self._transactions, digest_now, pay, question=digest_at(None), purpose=purpose, model=self.server.model
+        )
         return read_answer(kept, digest)
 
     def _digest(
