@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from processors.evaluators.inputs import Turn
-from processors.evaluators.prompt_scores import TeacherFailed
-from processors.evaluators.server import ModelServer
+from processors.evaluators.prompt_scores import TeacherFailed, length_fault
+from processors.evaluators.server import ModelServer, PermanentFault
 
 _SHAPES_THE_PROMPT = (
     "add_generation_prompt",
@@ -31,15 +31,33 @@ async def render(server: ModelServer, turn: Turn, messages: list[dict[str, Any]]
         TeacherFailed: it does not render chats.
         ServerFault: no answer.
     """
-    body: dict[str, Any] = {"model": server.model, "messages": messages, "max_tokens": 1}
-    body |= {name: turn.sampling[name] for name in _SHAPES_THE_PROMPT if turn.sampling.get(name) is not None}
+    body = {"model": server.model, "messages": messages, "max_tokens": 1, **_shape(turn)}
     if turn.tools:  # "none" only concerns the answer's parsing; the tools are in the prompt all the same
-        body |= {"tools": turn.tools, "tool_choice": "none"}
+        body["tool_choice"] = "none"
     plain = await server.post("/v1/chat/completions/render", body)
     token_ids = plain.get("token_ids")
     if not isinstance(token_ids, list):
         raise TeacherFailed("no_render: the server does not render chats to token ids")
     return [int(token) for token in token_ids]
+
+
+async def too_long(server: ModelServer, turn: Turn, messages: list[dict[str, Any]], response: int) -> str | None:
+    """Why `server`, which refuses to render `messages`, cannot take them with a response of so many tokens: both
+    lengths. None where it is not for their length.
+
+    Raises:
+        TransientFault: no answer.
+    """
+    try:
+        counted = await server.post("/tokenize", {"model": server.model, "messages": messages, **_shape(turn)})
+    except PermanentFault:
+        return None
+    return length_fault(server, counted.get("count") or 0, response, counted.get("max_model_len"))
+
+
+def _shape(turn: Turn) -> dict[str, Any]:
+    shape = {name: turn.sampling[name] for name in _SHAPES_THE_PROMPT if turn.sampling.get(name) is not None}
+    return {**shape, "tools": turn.tools} if turn.tools else shape
 
 
 def with_hint(messages: list[dict[str, Any]], hint: str, place: Place = "last_user") -> list[dict[str, Any]]:

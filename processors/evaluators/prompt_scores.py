@@ -98,13 +98,8 @@ async def score_response(
             at = None if at_ids is None else at_ids[begin - start : end - start]
             parts.append(await _piece(server, whole[:end], begin, top_k, at, cached=cached))
     except PermanentFault as fault:
-        limit = await _max_model_len(server)
-        if limit is not None and len(whole) + 1 > limit:
-            raise TeacherFailed(
-                f"too_long: {start} prompt and {len(response)} response tokens are {len(whole)}, and {server.model} at "
-                f"{server.config.url} takes {limit - 1} at most (its max_model_len is {limit})"
-            ) from fault
-        raise TeacherFailed(f"refused: {fault}") from fault
+        long = length_fault(server, start, len(response), await _max_model_len(server))
+        raise TeacherFailed(long or f"refused: {fault}") from fault
     _same_version(server, [part.version for part in parts])
     return PromptScores(
         parts[0].version,
@@ -112,6 +107,17 @@ async def score_response(
         np.concatenate([part.topk_ids for part in parts]),
         np.concatenate([part.topk_logprobs for part in parts]),
         None if at_ids is None else np.concatenate([part.at_ids for part in parts if part.at_ids is not None]),
+    )
+
+
+def length_fault(server: ModelServer, prompt: int, response: int, limit: int | None) -> str | None:
+    """Why tokens of these numbers are too many for a server of `limit` (one more is always generated); None where they
+    are not, or where `limit` is not known."""
+    if limit is None or prompt + response + 1 <= limit:
+        return None
+    return (
+        f"too_long: {prompt} prompt and {response} response tokens are {prompt + response}, and {server.model} at "
+        f"{server.config.url} takes {limit - 1} at most (its max_model_len is {limit})"
     )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from processors.evaluators.answers import answer_digest, keep_answer, known_answers, recorded_answer
-from processors.evaluators.hinted import hinted_prompt, render, with_hint
+from processors.evaluators.hinted import hinted_prompt, render, too_long, with_hint
 from processors.evaluators.inputs import Turn
 from processors.evaluators.prompt_scores import TeacherFailed, score_response
 from processors.evaluators.server import ModelServer, PermanentFault, TransientFault
@@ -93,14 +93,14 @@ async def score_under_hint(asking: Asking, turn: Turn, hint: str, wanted: Wanted
     question = teacher_question(server.model, turn.turn_id, hint, wanted)
     if asking.replayed and (found := await asking.transactions.run(recorded_scores, {turn.turn_id: question})):
         return found[turn.turn_id]
+    messages, response = with_hint(turn.messages, hint, wanted.place), unpack_ids(turn.response_ids).tolist()
     try:
-        plain, hinted = await asyncio.gather(
-            render(server, turn, turn.messages), render(server, turn, with_hint(turn.messages, hint, wanted.place))
-        )
-        prompt = hinted_prompt(unpack_ids(turn.prompt_ids).tolist(), plain, hinted)
+        plain, hinted = await asyncio.gather(render(server, turn, turn.messages), render(server, turn, messages))
     except PermanentFault as fault:
-        raise TeacherFailed(f"refused: {fault}") from fault
-    scored = await scores_of(asking, turn, prompt, unpack_ids(turn.response_ids).tolist(), wanted, question)
+        long = await too_long(server, turn, messages, len(response))
+        raise TeacherFailed(long or f"refused: {fault}") from fault
+    prompt = hinted_prompt(unpack_ids(turn.prompt_ids).tolist(), plain, hinted)
+    scored = await scores_of(asking, turn, prompt, response, wanted, question)
     return replace(scored, hinted_prompt_ids=pack_ids(prompt), mean_gain=mean_gain(scored.logprobs, turn))
 
 

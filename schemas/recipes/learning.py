@@ -61,8 +61,9 @@ class DistillationSpec(Spec, frozen=True, kw_only=True):
     - "divergence": between student and teacher over `k` entries and one bin for the rest. `alpha` 0 is the forward KL
       KL(teacher || student), 1 the reverse, 0.5 Jensen-Shannon.
 
-    `entries`: whose `k` likeliest ones. The teacher's server scores only its own likeliest (`teacher.top_k`): an entry
-    of the student's that is not among them is masked ("topk") or counts into the rest ("divergence").
+    `entries`: whose `k` likeliest ones. The teacher's server scores its own likeliest (`teacher.top_k`) and those
+    that `teacher.student_ids` asks for: an entry of the student's that is among neither is masked ("topk") or counts
+    into the rest ("divergence").
     """
 
     kind: Literal["sampled", "extrapolated", "topk", "divergence"] = "sampled"

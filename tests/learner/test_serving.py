@@ -267,3 +267,18 @@ def test_log_probs_at_zero_updates_agree_with_float32_vllm(vllm_server_f32: str,
             own[forward.flat] = response_log_probs(model, forward)[0]
     assert len(own) > 60
     assert float((own - behaviour).abs().max()) < 1e-4
+
+
+def test_a_server_can_be_kept_at_one_version_whatever_is_newest(serving: Serving) -> None:
+    serving.add(1, sharper)
+    serving.add(2, sharper)
+    with serving.followed(version=1):
+        serving.until(lambda: serving.loads() == [(1, "serving")])
+        assert serving.server.tag() == "1"
+        serving.add(3, sharper)
+        serving.server.set_tag("default")  # as a server that was restarted
+        serving.until(lambda: serving.loads() == [(1, "serving"), (1, "serving")])
+        assert serving.server.tag() == "1"
+    with serving.engine.connect() as connection:
+        pinned = connection.exec_driver_sql("SELECT version, holder FROM weight_pins").all()
+    assert [tuple(row) for row in pinned] == [(1, f"server {serving.server.url}")]

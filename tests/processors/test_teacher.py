@@ -14,7 +14,7 @@ import pytest
 from processors.evaluators.fingerprint import TokenizerMismatch, check_same_tokenizer
 from processors.evaluators.hinted import hinted_prompt, with_hint
 from processors.evaluators.prompt_scores import TeacherFailed, read_prompt_logprobs
-from processors.evaluators.server import ModelServer
+from processors.evaluators.server import ModelServer, PermanentFault
 from schemas.arrays import unpack_floats, unpack_ids
 from schemas.events import PolicyRef, Tokens, VersionSpan
 from schemas.recipes import Recipe, recipe_named
@@ -185,12 +185,24 @@ async def test_tokenizers_are_compared_where_the_servers_differ(vllm_server: str
                 return {**answer, "tokens": [token + 1 for token in answer["tokens"]]}
 
         other = Shifted(server(vllm_server.replace("127.0.0.1", "localhost")), http)
-        with pytest.raises(TokenizerMismatch, match="does not tokenize as the policy"):
+        with pytest.raises(TokenizerMismatch, match="does not tokenize as the policy") as refused:
             await check_same_tokenizer(real, other)
+        assert str(refused.value).count(" 49152 ids") == 1
+        assert "the policy's 49152" in str(refused.value)
+
+        class Larger(ModelServer):
+            async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+                if path == "/inference/v1/generate":
+                    raise PermanentFault("Vocabulary size: 151936", 400)
+                return await super().post(path, body)
+
+        larger = Larger(server(vllm_server.replace("127.0.0.1", "localhost")), http)
+        with pytest.raises(TokenizerMismatch, match=r"has a vocabulary of 151936 ids, and the policy .* one of 49152"):
+            await check_same_tokenizer(real, larger)
 
 
 def test_the_hint_goes_to_the_last_user_message_only() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "user", "content": "b", "name": "n"},
         {"role": "assistant", "content": None, "tool_calls": []},

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from learner.batches import load_batch
+from learner.errors import LearnerStopped
+from processors.batcher import next_micro_batch
 from schemas.arrays import unpack_floats, unpack_ids
 from schemas.events import PolicyRef, Tokens, VersionSpan
 from schemas.recipes import InvalidRecipe, recipe_named
@@ -118,7 +121,8 @@ async def test_the_same_ids_are_scored_once_however_many_turns_ask_at_once(migra
 async def test_the_policys_likeliest_are_named_by_it_and_scored_by_the_teacher(migrated_database_url: str) -> None:
     async with NewerRunner("5").running() as teacher:
         hint = {"patterns": [r"(Name .*)"], "votes": 0}
-        recording = Recording(migrated_database_url, recipe_named("opd-topk", {"hint": hint}))
+        recipe = recipe_named("opd-topk", {"hint": hint, "batch": {"size": 1}})
+        recording = Recording(migrated_database_url, recipe)
         record(recording, "t")
         await evaluate(evaluators(teacher=teacher.url), recording)
     ids, scores, version, prompt = recording.one(
@@ -130,6 +134,21 @@ async def test_the_policys_likeliest_are_named_by_it_and_scored_by_the_teacher(m
     true = [[log_prob(start + place, one) for one in row] for place, row in enumerate(named)]
     assert unpack_floats(scores).reshape(-1, 4).tolist() == [pytest.approx(row) for row in true]
     assert version == 5
+
+    # The learner finds them beside the teacher's own likeliest, and notices where one was changed.
+    with recording.engine.begin() as connection:
+        message = next_micro_batch(connection, "live", max_in_flight=9)
+        assert message is not None
+        loaded = load_batch(connection, message)
+        assert loaded is not None
+        sample = loaded[0].sample
+        assert sample.teacher_topk_ids is not None
+        assert sample.teacher_topk_logprobs is not None
+        assert sample.teacher_topk_ids[:, 8:].tolist() == named
+        assert sample.teacher_topk_logprobs[:, 8:].tolist() == [pytest.approx(row) for row in true]
+        connection.exec_driver_sql("UPDATE teacher_scores SET student_logprobs = student_ids")
+        with pytest.raises(LearnerStopped, match="was changed after it became ready"):
+            load_batch(connection, message)
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,11 @@ CALLED = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
 REQUESTS: dict[str, dict[str, Any]] = {
     "user alone": {"messages": [USER]},
     "system": {"messages": [SYSTEM, USER]},
-    "tools": {"messages": [SYSTEM, USER], "tools": TOOLS, "tool_choice": "auto"},
+    "tools": {"messages": [SYSTEM, USER], "tools": TOOLS, "tool_choice": "none"},
     "a tool's result": {
         "messages": [SYSTEM, *CALLED, {"role": "tool", "tool_call_id": "c", "content": "wet"}],
         "tools": TOOLS,
+        "tool_choice": "none",
     },
     "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is rain?"}]}]},
     "template's arguments": {"messages": [SYSTEM, USER], "chat_template_kwargs": {"enable_thinking": False}},
