@@ -9,11 +9,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import importing, learner, main_path, replay
+from benchmarks import gateway, importing, learner, main_path, pipeline, queue, replay
 from benchmarks.results import Benchmark, save, show
 
 BENCHMARKS: dict[str, Benchmark] = {
     "main_path": lambda console, _: main_path.run(console),
+    "pipeline": pipeline.run,
+    "gateway": gateway.run,
+    "queue": queue.run,
     "learner": learner.run,
     "replay": replay.run,
     "importing": lambda console, _: importing.run(console),
@@ -27,7 +30,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all by default")
     parser.add_argument(
-        "--size", choices=("small", "long", "gpu"), help="of the learner's batch, or of the replayed log"
+        "--size",
+        choices=("small", "long", "gpu"),
+        help="of the learner's batch, the replayed log, the pipeline's events",
     )
     given = parser.parse_args(arguments)
     console = Console()
