@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
-from weakref import WeakValueDictionary
 
 import aiohttp
 
@@ -55,7 +53,6 @@ class Servers:
         self._teacher = self._server(config.teacher, http)
         self._policy = self._server(config.policy, http)
         self._chat = ChatTokens(config.tokenizer) if config.tokenizer else None
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.teacher_ready = False
 
     def limit_of(self, signal: Signal) -> AdaptiveLimit | None:
@@ -150,7 +147,6 @@ class Servers:
             policy=self._policy or self._teacher,
             transactions=self._transactions,
             replayed=claim.replayed,
-            locks=self._locks,
         )
 
     async def _chosen(self, outcome: Outcome, recipe: Recipe, turn: Turn) -> Outcome:

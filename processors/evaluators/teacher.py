@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
-from processors.evaluators.answers import answer_digest, keep_answer, known_answers, recorded_answer
+from processors.evaluators.answers import answer_digest, recorded_answer
 from processors.evaluators.hinted import hinted_prompt, render, too_long, with_hint
 from processors.evaluators.inputs import Turn
+from processors.evaluators.once import asked_once
 from processors.evaluators.prompt_scores import TeacherFailed, score_response
 from processors.evaluators.server import ModelServer, PermanentFault, TransientFault
 from processors.evaluators.wanted import Wanted
@@ -73,8 +73,6 @@ class Asking:
     policy: ModelServer
     transactions: Transactions
     replayed: bool = False
-    locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    """By what is asked: who asks the same at the same moment waits, and then finds what the first has kept."""
 
 
 async def score_under_hint(asking: Asking, turn: Turn, hint: str, wanted: Wanted) -> TeacherScores:
@@ -185,8 +183,7 @@ async def _kept(
 ) -> TeacherScores:
     """`server`'s scores: those that are kept, else it is asked, and its answer kept."""
     key = _Key(server.model, prompt, response, top_k, at_ids)
-    async with asking.locks.setdefault(f"{server.config.url} {key.digest_at(None)}", asyncio.Lock()):
-        answer, digest = await _answer(asking, server, key, pinned)
+    answer, digest = await _answer(asking, server, key, pinned)
     return TeacherScores(
         teacher=server.model,
         version=_number(answer["version"]),
@@ -232,30 +229,28 @@ async def _answer(asking: Asking, server: ModelServer, key: _Key, pinned: int | 
     transactions, question = asking.transactions, key.digest_at(None)
     if asking.replayed and pinned is None and (found := await transactions.run(recorded_answer, question)) is not None:
         return found
-    serves = str(pinned) if pinned is not None else await server.version()
-    digest = key.digest_at(serves)
-    kept = (await transactions.run(known_answers, [digest])).get(digest)
-    if kept is not None:
-        return kept, digest
-    if pinned is not None:
-        _check_pin(server, await server.version(), pinned)
-    scores = await score_response(server, key.prompt, key.response, top_k=key.top_k, at_ids=key.at_ids)
-    if pinned is not None:  # the weights may have changed since we asked which they are
-        _check_pin(server, scores.version, pinned)
-    answer = {
-        "version": scores.version,
-        "logprobs": _base64(pack_floats(scores.logprobs)),
-        "topk_ids": _base64(pack_ids(scores.topk_ids.ravel())),
-        "topk_logprobs": _base64(pack_floats(scores.topk_logprobs.ravel())),
-    }
-    if scores.at_ids is not None:
-        answer["at_ids"] = _base64(pack_floats(scores.at_ids.ravel()))
-    if scores.version is not None:  # the version that answered, should it be another than we were told
-        digest = key.digest_at(scores.version)
-    keep = transactions.run(
-        keep_answer, digest, question=question, purpose="teacher", model=server.model, answer=answer
-    )
-    return await keep, digest
+
+    async def digest_now() -> str:
+        return key.digest_at(str(pinned) if pinned is not None else await server.version())
+
+    async def score(digest: str) -> tuple[dict[str, Any], str]:
+        if pinned is not None:
+            _check_pin(server, await server.version(), pinned)
+        scores = await score_response(server, key.prompt, key.response, top_k=key.top_k, at_ids=key.at_ids)
+        if pinned is not None:  # the weights may have changed since we asked which they are
+            _check_pin(server, scores.version, pinned)
+        answer = {
+            "version": scores.version,
+            "logprobs": _base64(pack_floats(scores.logprobs)),
+            "topk_ids": _base64(pack_ids(scores.topk_ids.ravel())),
+            "topk_logprobs": _base64(pack_floats(scores.topk_logprobs.ravel())),
+        }
+        if scores.at_ids is not None:
+            answer["at_ids"] = _base64(pack_floats(scores.at_ids.ravel()))
+        # The key of the version that answered, should it be another than we were told.
+        return answer, digest if scores.version is None else key.digest_at(scores.version)
+
+    return await asked_once(transactions, digest_now, score, question=question, purpose="teacher", model=server.model)
 
 
 def _check_pin(server: ModelServer, tag: str | None, pinned: int) -> None:
