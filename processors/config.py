@@ -39,14 +39,16 @@ class RecorderConfig:
     """How the agent records.
 
     `group_id` names the consumer group of `topic`. A transaction holds at most `batch_events` events.
-    `dead_letter_limit` unreadable records in a row on one partition stop the worker. `data_dir` is a directory for
-    Faust's own use.
+    `dead_letter_limit` unreadable records in a row on one partition stop the worker, and so do more than
+    `dead_letter_share` of its latest `dead_letter_window`. `data_dir` is a directory for Faust's own use.
     """
 
     topic: str = AGENT_EVENTS
     group_id: str = DEFAULT_GROUP
     batch_events: int = 256
     dead_letter_limit: int = 100
+    dead_letter_window: int = 1000
+    dead_letter_share: float = 0.05
     data_dir: Path
     blob_dir: Path
 

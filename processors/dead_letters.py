@@ -1,14 +1,11 @@
-"""Dead letters: what could not be recorded is kept whole, announced, and counted so that a flood stops the worker.
-
-A bad deploy (a producer that writes nonsense, a reader that lost a type) makes every record unreadable. Draining the
-topic into dead letters would then look like progress; so a run of them on one partition stops the worker instead.
-"""
+"""Dead letters: what could not be recorded is kept whole and announced, with its state until somebody settles it."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
@@ -23,6 +20,12 @@ from schemas.topics import DEAD_LETTERS, MAX_EVENT_BYTES
 
 CONFLICT = "IdConflict"
 """The error class of a readable record whose id is taken by other content: kept, but no sign of a flood."""
+
+REPLAY_HEADER = "hindstream-dead-letter"
+"""Kafka header of a record that was published again: the number of the dead letter that it was."""
+
+_DIGITS = 18
+"""More do not fit into a bigint."""
 
 
 @dataclass(frozen=True)
@@ -46,93 +49,55 @@ class DeadLetter:
     error_message: str
 
 
-class TooManyDeadLetters(RuntimeError):
-    """So many records of one partition in a row were unreadable that going on would drain the topic."""
-
-
-@dataclass
-class FloodGate:
-    """Counts unreadable records in a row, one count a partition.
-
-    `limit` unreadable ones in a row raise. A good record sets the count back. The count survives a restart: the
-    first record of a partition is preceded by the dead letters that stand directly before it on the log.
-    """
-
-    limit: int
-    runs: dict[tuple[str, int], int] = field(default_factory=dict)
-
-    def seed(self, connection: Connection, deliveries: Sequence[Delivery]) -> None:
-        """Find the counts of partitions that are new here."""
-        for delivery in deliveries:
-            place = (delivery.topic, delivery.partition)
-            if place not in self.runs:
-                self.runs[place] = run_before(connection, delivery, self.limit)
-
-    def check(self, deliveries: Sequence[Delivery], unreadable: set[int]) -> dict[tuple[str, int], int]:
-        """The counts after `deliveries`, of which those at the indices `unreadable` could not be read.
-
-        Nothing changes here until they are recorded: the caller then sets `runs`.
-
-        Raises:
-            TooManyDeadLetters: the limit is reached.
-        """
-        runs = dict(self.runs)
-        for index, delivery in enumerate(deliveries):
-            place = (delivery.topic, delivery.partition)
-            runs[place] = runs.get(place, 0) + 1 if index in unreadable else 0
-            if runs[place] >= self.limit:
-                raise TooManyDeadLetters(
-                    f"{runs[place]} records in a row of {delivery.topic}/{delivery.partition} up to offset "
-                    f"{delivery.offset} could not be read; look at the table dead_letters, mend the producer or this "
-                    "reader, or raise the limit to let them pass"
-                )
-        return runs
-
-
 def write(connection: Connection, letters: Sequence[DeadLetter]) -> int:
     """Keep `letters` and put their announcements into the outbox, in the caller's transaction; those that are kept
     already are left as they are. Returns how many were new."""
-    rows = [
-        {
-            "topic": letter.delivery.topic,
-            "partition": letter.delivery.partition,
-            "record_offset": letter.delivery.offset,
-            "key": letter.delivery.key,
-            "headers": _headers(letter.delivery),
-            "value": letter.delivery.value,
-            "error_class": letter.error_class,
-            "error_message": sanitise_text(letter.error_message),
-        }
-        for letter in letters
-    ]
+    replayed = _replayed(connection, letters)
+    rows: list[dict[str, Any]] = []
+    for letter in letters:
+        replay_of, replays = replayed.get(_replay_of(letter.delivery), (None, 0))
+        rows.append(
+            {
+                "topic": letter.delivery.topic,
+                "partition": letter.delivery.partition,
+                "record_offset": letter.delivery.offset,
+                "key": letter.delivery.key,
+                "headers": _headers(letter.delivery),
+                "value": letter.delivery.value,
+                "error_class": letter.error_class,
+                "error_message": sanitise_text(letter.error_message),
+                "replay_of": replay_of,
+                "replays": replays,
+            }
+        )
     new = insert_new(connection, tables.dead_letters, rows, returning=("topic", "partition", "record_offset"))
     insert_new(connection, tables.outbox, [_announcement(letter) for letter in letters])
     return len(new)
 
 
-def run_before(connection: Connection, delivery: Delivery, limit: int) -> int:
-    """How many unreadable records stand directly before `delivery`, at most `limit`."""
+def is_replay(delivery: Delivery) -> bool:
+    """Whether the record says that it was a dead letter."""
+    return _replay_of(delivery) is not None
+
+
+def _replay_of(delivery: Delivery) -> int | None:
+    """The newest mark counts: a record that was replayed twice has two."""
+    for name, value in reversed(delivery.headers):
+        if name == REPLAY_HEADER and value.isdigit() and len(value) <= _DIGITS:
+            return int(value)
+    return None
+
+
+def _replayed(connection: Connection, letters: Sequence[DeadLetter]) -> dict[int | None, tuple[int, int]]:
+    """By the number that a record carries, the dead letter that it was, and how often it was replayed with this."""
+    numbers = {number for letter in letters if (number := _replay_of(letter.delivery)) is not None}
+    if not numbers:
+        return {}
     found = connection.exec_driver_sql(
-        """
-        SELECT record_offset FROM dead_letters
-        WHERE topic = %(topic)s AND partition = %(partition)s AND error_class <> %(conflict)s
-          AND record_offset < %(offset)s AND record_offset >= %(offset)s - %(limit)s::bigint
-        ORDER BY record_offset DESC
-        """,
-        {
-            "topic": delivery.topic,
-            "partition": delivery.partition,
-            "offset": delivery.offset,
-            "limit": limit,
-            "conflict": CONFLICT,
-        },
+        "SELECT dead_letter_id, replays + 1 FROM dead_letters WHERE dead_letter_id = ANY(%(numbers)s)",
+        {"numbers": sorted(numbers)},
     )
-    run = 0
-    for (offset,) in found:
-        if offset != delivery.offset - run - 1:
-            break
-        run += 1
-    return run
+    return {number: (number, replays) for number, replays in found}
 
 
 def _headers(delivery: Delivery) -> list[list[str]]:

@@ -9,7 +9,8 @@ from functools import partial
 
 from sqlalchemy import Engine
 
-from processors.dead_letters import Delivery, FloodGate
+from processors.dead_letters import Delivery
+from processors.flood import FloodGate
 from processors.health import Health
 from processors.recording import Outcome, record
 from processors.retrying import until_done
@@ -44,7 +45,7 @@ class Recorder:
         Cancelling leaves each transaction whole: done or not at all.
 
         Raises:
-            TooManyDeadLetters: too many unreadable records in a row; the last chunk is not recorded.
+            TooManyDeadLetters: too many unreadable records; the last chunk is not recorded.
             DBAPIError: a fault that waiting does not mend, such as a table that is not there.
         """
         outcome = Outcome(0, 0, 0, 0)

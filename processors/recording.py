@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from processors import dead_letters
-from processors.dead_letters import DeadLetter, Delivery, FloodGate
+from processors.dead_letters import DeadLetter, Delivery
+from processors.flood import FloodGate
 from processors.linking import link
 from processors.rows import Row, feedback_row, next_state_row, turn_row
 from processors.sessions import lock_sessions
@@ -53,7 +54,7 @@ def record(
     runs see only what the `log` agent-events brings.
 
     Raises:
-        TooManyDeadLetters: `gate` counts too many unreadable ones in a row; the transaction must be rolled back.
+        TooManyDeadLetters: `gate` counts too many unreadable ones; the transaction must be rolled back.
         OSError: a claim check could not be fetched for a reason that may pass.
         DBAPIError: the database failed; nothing is recorded until the caller commits.
     """
@@ -70,7 +71,7 @@ def record(
     if batch.new:
         link(connection, {item.event.data.session_id for item in batch.new})
     if gate is not None:
-        gate.runs = counts
+        gate.counts = counts
     return Outcome(len(batch.new), batch.duplicates, len(batch.conflicts), len(letters))
 
 

@@ -14,8 +14,8 @@ from sqlalchemy import Connection, Engine
 
 from processors.batcher import run_batcher
 from processors.config import ROLES, WorkerConfig
-from processors.dead_letters import FloodGate
 from processors.evaluators.service import run_evaluators
+from processors.flood import FloodGate
 from processors.health import Health
 from processors.idle import run_idle
 from processors.relay import run_relay
@@ -119,7 +119,9 @@ def _agents(config: WorkerConfig, engine: Engine, health: Health) -> Service:
     recorder = Recorder(
         engine,
         blobs=DirectoryBlobStore(config.recorder.blob_dir),
-        gate=FloodGate(config.recorder.dead_letter_limit),
+        gate=FloodGate(
+            config.recorder.dead_letter_limit, config.recorder.dead_letter_window, config.recorder.dead_letter_share
+        ),
         health=health,
     )
     record = agents_service(config.bootstrap_servers, config.recorder, recorder, health)

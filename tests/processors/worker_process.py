@@ -33,6 +33,7 @@ def main() -> int:
                 group_id=told["topic"],
                 batch_events=told["batch_events"],
                 dead_letter_limit=told["dead_letter_limit"],
+                dead_letter_share=told.get("dead_letter_share", 1.0),
                 data_dir=directory,
                 blob_dir=directory / "blobs",
             ),
