@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from producers.gateway.access.callers import public
 from producers.gateway.recorder import Recorded
 
-_KEPT = 100_000
-"""Ids that are remembered, at about 500 bytes each. Older turns are in the database."""
+_KEPT = 20_000
+"""Ids that are remembered, two of most turns, at about 500 bytes each. Older turns are in the database."""
 
 
 @dataclass(frozen=True)

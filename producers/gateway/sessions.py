@@ -20,8 +20,8 @@ from schemas.text import sanitise
 SOURCE = "hindstream/gateway"
 """`ce_source` of everything that the gateway records."""
 
-_KNOWN_TURNS = 200_000
-"""Turns whose sibling count is remembered, at about 200 bytes each. A forgotten count matters only to whoever
+_KNOWN_TURNS = 50_000
+"""Turns whose sibling count is remembered, at about 150 bytes each. A forgotten count matters only to whoever
 regenerates word by word the same answer after that many others."""
 
 Message = dict[str, Any]
@@ -94,14 +94,16 @@ class Siblings:
 
     def __init__(self, limit: int = _KNOWN_TURNS) -> None:
         self._limit = limit
-        self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()
+        # By the 64-bit hash of (session, conversation): of so many turns two share one with odds of 10^-10.
+        self._counts: OrderedDict[int, int] = OrderedDict()
         self._lock = Lock()
 
     def another(self, session_id: str, conversation: str) -> int:
         """Number of the new turn with this conversation hash, from 0."""
+        key = hash((session_id, conversation))
         with self._lock:
-            number = self._counts.pop((session_id, conversation), -1) + 1
-            self._counts[session_id, conversation] = number
+            number = self._counts.pop(key, -1) + 1
+            self._counts[key] = number
             if len(self._counts) > self._limit:
                 self._counts.popitem(last=False)
             return number
@@ -109,7 +111,7 @@ class Siblings:
     def latest(self, session_id: str, conversation: str) -> int:
         """Number of the latest turn with this conversation hash; 0 where it is not remembered."""
         with self._lock:
-            return self._counts.get((session_id, conversation), 0)
+            return self._counts.get(hash((session_id, conversation)), 0)
 
 
 def turn_id(session_id: str, ordinal: int, conversation: str, number: int) -> str:

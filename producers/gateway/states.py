@@ -30,7 +30,7 @@ async def receipt(request: web.Request) -> web.Response:
     before that is known."""
     found = request.app[DESK].receipts.find(request.match_info["name"])
     if found is None or not caller_of(request).owns(found.session_id):
-        message = f"no turn or answer {request.match_info['name'][:80]!r} here; the newest 100,000 are remembered"
+        message = f"no turn or answer {request.match_info['name'][:80]!r} here; the newest 10,000 are remembered"
         return told(request, 404, {"message": message, "type": "invalid_request_error"})
     return web.json_response(found.plain())
 
