@@ -18,8 +18,9 @@ import numpy as np
 from processors.evaluators.completion import Outcome
 from processors.evaluators.hint import HintResult
 from processors.evaluators.inputs import Turn
-from processors.evaluators.prompt_scores import TeacherFailed
-from processors.evaluators.teacher import Asking, TeacherScores, own_scores, score_under_hint
+from processors.evaluators.kept_scores import Asking
+from processors.evaluators.score_reading import TeacherFailed
+from processors.evaluators.teacher import TeacherScores, own_scores, score_under_hint
 from processors.evaluators.votes import Vote
 from processors.evaluators.wanted import Wanted
 from schemas.arrays import unpack_ids

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from processors.evaluators.inputs import Turn
-from processors.evaluators.prompt_scores import TeacherFailed, length_fault
+from processors.evaluators.prompt_scores import length_fault
+from processors.evaluators.score_reading import TeacherFailed
 from processors.evaluators.server import ModelServer, PermanentFault
 
 _SHAPES_THE_PROMPT = (

@@ -10,8 +10,9 @@ import asyncio
 from dataclasses import replace
 
 from processors.evaluators.inputs import Turn
-from processors.evaluators.prompt_scores import TeacherFailed
-from processors.evaluators.teacher import Asking, TeacherScores, mean_gain, recorded_scores, scores_of
+from processors.evaluators.kept_scores import Asking
+from processors.evaluators.score_reading import TeacherFailed
+from processors.evaluators.teacher import TeacherScores, mean_gain, recorded_scores, scores_of
 from processors.evaluators.wanted import Wanted
 from schemas.arrays import pack_ids, unpack_ids
 from schemas.chat import answer_of, prompt_of

@@ -13,8 +13,6 @@ Shapes: T response tokens, K likeliest, J named ids a token.
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,18 +22,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from processors.evaluators.score_reading import TeacherFailed, log_prob, looked_up, read_at_ids, read_prompt_logprobs
 from processors.evaluators.server import ModelServer, PermanentFault, TransientFault
 
 GENERATE = "/inference/v1/generate"
-
-_ROUNDING = 1e-4
-"""Above 0 by less than this a log-prob is a rounded 0."""
-_IMPOSSIBLE = -9999.0
-"""What vLLM writes for -inf."""
-
-
-class TeacherFailed(RuntimeError):
-    """The teacher cannot score this turn and never will: the reason, beginning with one word that can be counted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,10 +147,10 @@ async def _piece(
     topk_ids, topk_logprobs = np.asarray(scores[1], np.int32), np.asarray(scores[2], np.float32)
     at = None
     if at_ids is not None and answer.prompt_token_id_logprobs is not None:
-        at = _read_at_ids(answer.prompt_token_id_logprobs, at_ids)
+        at = read_at_ids(answer.prompt_token_id_logprobs, at_ids)
     elif at_ids is not None:
         chosen = np.concatenate([topk_ids, np.asarray(response, np.int32)[:, None]], axis=1)
-        at = _looked_up(at_ids, chosen, np.concatenate([topk_logprobs, logprobs[:, None]], axis=1))
+        at = looked_up(at_ids, chosen, np.concatenate([topk_logprobs, logprobs[:, None]], axis=1))
         await _ask_places(server, ids, begin, at_ids, at, answer.version)
     return PromptScores(answer.version, logprobs, topk_ids, topk_logprobs, at)
 
@@ -192,7 +182,7 @@ async def _ask_places(
         told = {item["token_id"]: item["logprob"] for item in content[0].get("top_logprobs") or ()}
         for number, token in enumerate(at_ids[place].tolist()):
             if math.isnan(into[place, number]) and token in told:
-                into[place, number] = _log_prob(told[token])
+                into[place, number] = log_prob(told[token])
         return answer.version
 
     versions = await asyncio.gather(*(ask(int(place)) for place in places))
@@ -229,70 +219,3 @@ def _same_version(server: ModelServer, versions: Sequence[str | None]) -> None:
             f"{server.config.url}: the weights changed while one response was scored: versions "
             f"{', '.join(sorted({str(version) for version in versions}))}"
         )
-
-
-def _looked_up(wanted: NDArray[np.int32], ids: NDArray[np.int32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scores float32 [T, J] of `wanted` [T, J] where they are among `ids` [T, N]; NaN elsewhere."""
-    same = wanted[:, :, None] == ids[:, None, :]
-    found = np.take_along_axis(scores, same.argmax(axis=2), axis=1)
-    return np.where(same.any(axis=2), found, np.float32(np.nan))
-
-
-def _read_at_ids(encoded: str, at_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-    """The scores of exactly `at_ids`, out of numpy's own format in base64.
-
-    Raises:
-        TeacherFailed: they are of another number of places or ids, or not all numbers.
-    """
-    try:
-        scores = np.load(io.BytesIO(base64.b64decode(encoded)), allow_pickle=False).astype(np.float32)
-    except (ValueError, OSError, EOFError) as err:
-        raise TeacherFailed(f"student_ids: the server's scores of named ids cannot be read ({err})") from err
-    if scores.shape != at_ids.shape:
-        raise TeacherFailed(f"length: scores {scores.shape} of named ids {at_ids.shape}")
-    if np.isnan(scores).any() or (scores > _ROUNDING).any():
-        raise TeacherFailed("not_a_number: a score of a named id is no log-prob")
-    return np.where(scores <= _IMPOSSIBLE, np.float32(-np.inf), scores)
-
-
-def read_prompt_logprobs(
-    entries: Sequence[Any], start: int, response_ids: list[int], top_k: int
-) -> tuple[list[float], list[list[int]], list[list[float]]]:
-    """Log-prob of each response token, and ids and log-probs of the `top_k` likeliest tokens in its place, by rank.
-
-    `entries[i]` (or its JSON as `msgspec.Raw`) maps token ids (as text) to log-prob and rank in place i; the token that
-    stands there is always among them, beside the top k where it is not one of them. `start` is the first response
-    token's place: its log-prob is the one given the whole prompt. A token that the teacher holds for impossible has
-    -inf: it teaches nothing by itself, and the others stay.
-
-    Raises:
-        TeacherFailed: a place is missing, holds another token, has not `top_k` ranks, or a value is no log-prob.
-    """
-    if len(entries) != start + len(response_ids):
-        raise TeacherFailed(f"length: {len(entries)} places for {start} prompt and {len(response_ids)} response ids")
-    logprobs, topk_ids, topk_logprobs = [], [], []
-    for place, token in enumerate(response_ids):
-        found = entries[start + place]
-        entry: dict[str, Any] = (msgspec.json.decode(found) if isinstance(found, msgspec.Raw) else found) or {}
-        chosen = entry.get(str(token))
-        if chosen is None:
-            raise TeacherFailed(f"ids: response token {place} is {token}, which the answer does not score")
-        ranked = sorted((item["rank"], int(key), item["logprob"]) for key, item in entry.items())
-        top = [item for item in ranked if item[0] is not None and item[0] <= top_k]
-        if [rank for rank, _, _ in top] != list(range(1, top_k + 1)):
-            raise TeacherFailed(f"topk: response token {place} has ranks {[r for r, _, _ in ranked]}, not 1 to {top_k}")
-        values = [_log_prob(value) for value in (chosen["logprob"], *(value for _, _, value in top))]
-        if any(math.isnan(value) for value in values):
-            raise TeacherFailed(f"not_a_number: response token {place} has log-probs {chosen['logprob']}, {top}")
-        logprobs.append(values[0])
-        topk_ids.append([token_id for _, token_id, _ in top])
-        topk_logprobs.append(values[1:])
-    return logprobs, topk_ids, topk_logprobs
-
-
-def _log_prob(value: object) -> float:
-    """NaN for what is no number. vLLM writes -inf as a very low number, since JSON has none: taken as it stands, that
-    one token's advantage would be thousands of nats."""
-    if not isinstance(value, (int, float)) or value > _ROUNDING:
-        return math.nan
-    return -math.inf if value <= _IMPOSSIBLE else float(value)

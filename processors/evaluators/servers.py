@@ -13,13 +13,14 @@ from processors.evaluators.deciding import asks_a_model, by_model, failed
 from processors.evaluators.fingerprint import check_same_tokenizer, check_tokenizer_of
 from processors.evaluators.hint import HintResult
 from processors.evaluators.inputs import Answered, Turn, load_hint, load_turn
+from processors.evaluators.kept_scores import Asking
 from processors.evaluators.limit import AdaptiveLimit, LimitFigures
 from processors.evaluators.llm_judge import Panel
 from processors.evaluators.plain_teacher import score_answer
-from processors.evaluators.prompt_scores import TeacherFailed
 from processors.evaluators.queue import Claim, Signal
+from processors.evaluators.score_reading import TeacherFailed
 from processors.evaluators.server import ModelServer, ServerFault, TransientFault
-from processors.evaluators.teacher import Asking, score_under_hint
+from processors.evaluators.teacher import score_under_hint
 from processors.evaluators.wanted import Wanted
 from processors.health import Health
 from processors.patience import Pause

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import base64
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
-from processors.evaluators.answers import answer_digest, recorded_answer
 from processors.evaluators.hinted import hinted_prompt, render, too_long, with_hint
 from processors.evaluators.inputs import Turn
-from processors.evaluators.once import asked_once
-from processors.evaluators.prompt_scores import TeacherFailed, score_response
-from processors.evaluators.server import ModelServer, PermanentFault, TransientFault
+from processors.evaluators.kept_scores import Asking, Key, kept_scores
+from processors.evaluators.score_reading import TeacherFailed
+from processors.evaluators.server import ModelServer, PermanentFault
 from processors.evaluators.wanted import Wanted
-from processors.transactions import Transactions
-from schemas.arrays import pack_floats, pack_ids, unpack_floats, unpack_ids
-from schemas.digests import digest_of, sha256_hex
+from schemas.arrays import pack_ids, unpack_floats, unpack_ids
+from schemas.digests import digest_of
 from schemas.text import sanitise
 
 _RECORDED = """
@@ -31,10 +28,6 @@ FROM teacher_scores JOIN unnest(%(turns)s::text[], %(questions)s::text[]) AS ask
      USING (turn_id, question_digest)
 ORDER BY turn_id, created_at, run
 """
-
-
-class WrongVersion(TransientFault):
-    """The server serves other weights than the recipe pins; somebody may load them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +55,6 @@ class TeacherScores:
     student_logprobs: bytes | None = None
     student_version: int | None = None
     note: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asking:
-    """Whom to ask, and how. `policy`: who names the student's likeliest tokens. `replayed`: what any run recorded to
-    the same question counts, whichever weight version answered (unless one is pinned)."""
-
-    teacher: ModelServer
-    policy: ModelServer
-    transactions: Transactions
-    replayed: bool = False
 
 
 async def score_under_hint(asking: Asking, turn: Turn, hint: str, wanted: Wanted) -> TeacherScores:
@@ -182,8 +164,8 @@ async def _kept(
     at_ids: NDArray[np.int32] | None,
 ) -> TeacherScores:
     """`server`'s scores: those that are kept, else it is asked, and its answer kept."""
-    key = _Key(server.model, prompt, response, top_k, at_ids)
-    answer, digest = await _answer(asking, server, key, pinned)
+    key = Key(server.model, prompt, response, top_k, at_ids)
+    answer, digest = await kept_scores(asking, server, key, pinned)
     return TeacherScores(
         teacher=server.model,
         version=_number(answer["version"]),
@@ -199,82 +181,5 @@ async def _kept(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Key:
-    """What shapes an answer, the weights aside."""
-
-    model: str
-    prompt: list[int]
-    response: list[int]
-    top_k: int
-    at_ids: NDArray[np.int32] | None
-
-    def digest_at(self, version: str | None) -> str:
-        """Key of the answer by `version`; None: of the question."""
-        rendered: list[Any] = [len(self.prompt), sha256_hex(pack_ids(self.prompt + self.response))]
-        if self.at_ids is not None:
-            rendered += [self.at_ids.shape[1], sha256_hex(pack_ids(self.at_ids.ravel()))]
-        return answer_digest(
-            purpose="teacher",
-            model=self.model,
-            version=version,
-            prompt_digest=None,
-            rendered=rendered,
-            sampling={"prompt_logprobs": self.top_k},
-            vote=None,
-        )
-
-
-async def _answer(asking: Asking, server: ModelServer, key: _Key, pinned: int | None) -> tuple[dict[str, Any], str]:
-    transactions, question = asking.transactions, key.digest_at(None)
-    if asking.replayed and pinned is None and (found := await transactions.run(recorded_answer, question)) is not None:
-        return found
-
-    async def digest_now() -> str:
-        return key.digest_at(str(pinned) if pinned is not None else await server.version())
-
-    async def score(digest: str) -> tuple[dict[str, Any], str]:
-        if pinned is not None:
-            _check_pin(server, await server.version(), pinned)
-        scores = await score_response(server, key.prompt, key.response, top_k=key.top_k, at_ids=key.at_ids)
-        if pinned is not None:  # the weights may have changed since we asked which they are
-            _check_pin(server, scores.version, pinned)
-        answer = {
-            "version": scores.version,
-            "logprobs": _base64(pack_floats(scores.logprobs)),
-            "topk_ids": _base64(pack_ids(scores.topk_ids.ravel())),
-            "topk_logprobs": _base64(pack_floats(scores.topk_logprobs.ravel())),
-        }
-        if scores.at_ids is not None:
-            answer["at_ids"] = _base64(pack_floats(scores.at_ids.ravel()))
-        # The key of the version that answered, should it be another than we were told.
-        return answer, digest if scores.version is None else key.digest_at(scores.version)
-
-    return await asked_once(transactions, digest_now, score, question=question, purpose="teacher", model=server.model)
-
-
-def _check_pin(server: ModelServer, tag: str | None, pinned: int) -> None:
-    """Refuse scores of other weights than the recipe's: under the pin's name they would be invented.
-
-    Raises:
-        TeacherFailed: the server does not say what it serves.
-        WrongVersion: it serves something else.
-    """
-    if tag is None:
-        raise TeacherFailed(
-            f"unknown_version: the recipe pins version {pinned}, and {server.config.url} does not say what it serves "
-            "(vLLM says it with VLLM_SERVER_DEV_MODE=1)"
-        )
-    if tag != str(pinned):
-        raise WrongVersion(
-            f"wrong_version: the recipe pins version {pinned}, and {server.config.url} serves {tag!r}; load it: "
-            f"`hindstream weights serve --version {pinned} --url {server.config.url}`"
-        )
-
-
 def _number(tag: str | None) -> int | None:
     return int(tag) if tag is not None and tag.isdecimal() else None
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")

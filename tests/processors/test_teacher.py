@@ -13,7 +13,7 @@ import pytest
 
 from processors.evaluators.fingerprint import TokenizerMismatch, check_same_tokenizer
 from processors.evaluators.hinted import hinted_prompt, with_hint
-from processors.evaluators.prompt_scores import TeacherFailed, read_prompt_logprobs
+from processors.evaluators.score_reading import TeacherFailed, read_prompt_logprobs
 from processors.evaluators.server import ModelServer, PermanentFault
 from schemas.arrays import unpack_floats, unpack_ids
 from schemas.events import PolicyRef, Tokens, VersionSpan

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from processors.evaluators.prompt_scores import TeacherFailed, pieces, score_response
+from processors.evaluators.prompt_scores import pieces, score_response
+from processors.evaluators.score_reading import TeacherFailed
 from processors.evaluators.server import ModelServer, TransientFault
 from tests.processors.evaluating import server
 from tests.processors.teachers import BLOCK, NewerRunner, log_prob
