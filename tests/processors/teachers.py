@@ -25,11 +25,11 @@ def log_prob(place: int, token: int) -> float:
 
 class NewerRunner:
     """`versions`: the tags of its answers in turn, the last for ever. `loses`: it gives no score of named ids where it
-    read its cache."""
+    read its cache. `scores`: False refuses prompts' log-probs."""
 
-    def __init__(self, *versions: str, max_model_len: int = 1000, loses: bool = False) -> None:
+    def __init__(self, *versions: str, max_model_len: int = 1000, loses: bool = False, scores: bool = True) -> None:
         self.versions = list(versions) or ["0"]
-        self.max_model_len, self.loses = max_model_len, loses
+        self.max_model_len, self.loses, self.scores = max_model_len, loses, scores
         self.asked: list[tuple[int, int, bool]] = []
         """Of each request: tokens, how many of them it computed, whether it might read the cache."""
         self.places_told: list[int] = []
@@ -39,6 +39,10 @@ class NewerRunner:
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         ids, sampling = body["token_ids"], body["sampling_params"]
+        if sampling.get("prompt_logprobs") is not None and not self.scores:
+            return web.json_response({"error": {"message": "prompt_logprobs are off"}}, status=400)
+        if "logprob_token_ids" in sampling:
+            return web.json_response({"error": {"message": "Vocabulary size: 200000"}}, status=400)
         if len(ids) + 1 > self.max_model_len:
             return web.json_response({"error": {"message": "too long"}}, status=400)
         if sampling.get("prompt_logprobs") is None:  # the probe
@@ -73,6 +77,9 @@ class NewerRunner:
         text = "\n".join(message["content"] for message in (await request.json())["messages"])
         return web.json_response({"token_ids": [*map(ord, text), 2]})
 
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"tokens": list(map(ord, (await request.json())["prompt"]))})
+
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"weight_version": self.versions[0]})
 
@@ -84,6 +91,7 @@ class NewerRunner:
         app = web.Application()
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/v1/chat/completions/render", self._render)
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/weight_info", self._version)
         app.router.add_get("/v1/models", self._models)
         async with TestServer(app) as started:

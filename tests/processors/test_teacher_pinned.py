@@ -15,7 +15,7 @@ from schemas.arrays import unpack_floats, unpack_ids
 from schemas.events import PolicyRef, Tokens, VersionSpan
 from schemas.recipes import InvalidRecipe, recipe_named
 from tests.processors.conversations import Recording
-from tests.processors.evaluating import answered, balance, evaluate, evaluators
+from tests.processors.evaluating import answered, balance, evaluate, evaluators, server
 from tests.processors.teachers import NewerRunner, log_prob
 
 pytestmark = pytest.mark.stack
@@ -149,6 +149,23 @@ async def test_the_policys_likeliest_are_named_by_it_and_scored_by_the_teacher(m
         connection.exec_driver_sql("UPDATE teacher_scores SET student_logprobs = student_ids")
         with pytest.raises(LearnerStopped, match="was changed after it became ready"):
             load_batch(connection, message)
+
+
+async def test_where_the_policy_names_none_the_scores_come_without_and_the_reason_is_told(
+    migrated_database_url: str,
+) -> None:
+    hint = {"patterns": [r"(Name .*)"], "votes": 0}
+    recording = Recording(migrated_database_url, recipe_named("opd-topk", {"hint": hint}))
+    record(recording, "t")
+    async with NewerRunner("5").running() as teacher, NewerRunner("5", scores=False).running() as policy:
+        await evaluate(evaluators(teacher=teacher.url, policy=server(policy.url)), recording)
+    found = recording.one("SELECT student_k, student_ids, student_logprobs, length(logprobs) FROM teacher_scores")
+    assert found == (None, None, None, 4 * len(RESPONSE))
+    state, reason = recording.one("SELECT state, reason FROM evaluations WHERE signal = 'teacher'")
+    assert state == "done"
+    assert reason.startswith("student_ids: the policy's server did not name them: refused: ")
+    assert "prompt_logprobs are off" in reason
+    assert recording.sample("t")[0] == "ready"
 
 
 @pytest.mark.parametrize(
