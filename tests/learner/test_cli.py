@@ -101,6 +101,14 @@ def test_a_users_mistake_is_one_line(learning: Learning) -> None:
         (learner.app, ("run",), {"HINDSTREAM_RUN__RECIPE": "binary-rl"}, "A run keeps its recipe"),
         (learner.app, ("run",), {"HINDSTREAM_RUN__POLICY": "q"}, "trains policy 'p', not 'q'"),
         (weights.app, ("show", "7"), {}, "has no version 7"),
+        (weights.app, ("serve", "--version", "7"), {}, "has no version 7"),
+        (weights.app, ("serve", "--version", "0"), {}, "no server to load the version into"),
+        (
+            weights.app,
+            ("serve", "--version", "0", "--url", "http://localhost:1/"),
+            {"HINDSTREAM_POLICY__URL": "http://localhost:1"},
+            "is the policy's server, which serves the newest version",
+        ),
         (weights.app, ("list",), {"HINDSTREAM_RUN__POLICY": "nobody"}, "has no weight version"),
     ):
         code, said = Command(app, learning, **more)(*arguments)
