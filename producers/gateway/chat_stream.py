@@ -6,11 +6,10 @@ the same one made every token; if it changed in between, which token is whose is
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from producers.gateway import sse
+from producers.gateway import json_io, sse
 from producers.gateway.answers import span_of
 from producers.gateway.gathering import Candidate, Gathered
 
@@ -37,7 +36,7 @@ async def passed_on(
     async for data in events:
         if data == sse.DONE:
             break
-        said = json.loads(data)
+        said = json_io.loads(data)
         if said.get("error"):
             gathered.failed = True
             yield said

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from producers.gateway import sse
+from producers.gateway import json_io, sse
 from producers.gateway.chat_api import read_chat
 from producers.gateway.chat_stream import one_version
 from producers.gateway.desk import Desk, Streamed, TurnFailed
@@ -112,7 +112,7 @@ class _Work:
                 async for data in events:
                     if data == sse.DONE:
                         break
-                    said = json.loads(data)
+                    said = json_io.loads(data)
                     streamed.gathered.failed = streamed.gathered.failed or bool(said.get("error"))
                     self._take(said)
                     yield sse.event(_shown(self._body, said) if asks_ids else said)

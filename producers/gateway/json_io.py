@@ -12,7 +12,7 @@ import orjson
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def loads(data: bytes) -> Any:
+def loads(data: bytes | str) -> Any:
     """What `data` says.
 
     Raises:
@@ -34,9 +34,9 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_clean(value: Any) -> bytes:
-    """JSON for a model server: a lone surrogate is no UTF-8 and no tokenizer takes it; it becomes U+FFFD, as in the
-    record of the turn."""
+    """JSON in UTF-8. A lone surrogate is none, and no tokenizer takes it; it becomes U+FFFD, as in the record of the
+    turn."""
     try:
         return orjson.dumps(value)
     except TypeError:
-        return _SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False)).encode("utf-8")
+        return _SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False, separators=(",", ":"))).encode("utf-8")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
+
+from producers.gateway import json_io
 
 DONE = "[DONE]"
 """The data that ends a stream in OpenAI's dialect."""
@@ -40,10 +41,10 @@ async def data_of(pieces: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
 
 def event(data: dict[str, Any] | str, name: str | None = None) -> bytes:
     """One event on the wire; `name` is its type, which Anthropic's and the Responses dialect give."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    head = f"event: {name}\n" if name is not None else ""
     # A lone surrogate is no UTF-8; JSON's own escapes never make one out of the other.
-    return f"{head}data: {text}\n\n".encode("utf-8", "replace")
+    text = data.encode("utf-8", "replace") if isinstance(data, str) else json_io.dumps_clean(data)
+    head = b"event: %s\n" % name.encode("ascii") if name is not None else b""
+    return b"%sdata: %s\n\n" % (head, text)
 
 
 def comment(text: str) -> bytes:

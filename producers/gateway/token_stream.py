@@ -6,12 +6,11 @@ Only for what the tokens' text says as it stands. Where the server parses it (to
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from producers.gateway import sse
+from producers.gateway import json_io, sse
 from producers.gateway.answers import span_of, usage_of
 from producers.gateway.gathering import Gathered
 
@@ -72,7 +71,7 @@ async def token_chunks(
     async for data in events:
         if data == sse.DONE:
             break
-        said = json.loads(data)
+        said = json_io.loads(data)
         if "error" in said:
             gathered.failed = True
             yield said
