@@ -32,7 +32,7 @@ async def render(server: ModelServer, turn: Turn, messages: list[dict[str, Any]]
         TeacherFailed: it does not render chats.
         ServerFault: no answer.
     """
-    body = {"model": server.model, "messages": messages, "max_tokens": 1, **_shape(turn)}
+    body = {"model": server.asked_as, "messages": messages, "max_tokens": 1, **_shape(turn)}
     if turn.tools:  # "none" only concerns the answer's parsing; the tools are in the prompt all the same
         body["tool_choice"] = "none"
     plain = await server.post("/v1/chat/completions/render", body)
@@ -50,7 +50,7 @@ async def too_long(server: ModelServer, turn: Turn, messages: list[dict[str, Any
         TransientFault: no answer.
     """
     try:
-        counted = await server.post("/tokenize", {"model": server.model, "messages": messages, **_shape(turn)})
+        counted = await server.post("/tokenize", {"model": server.asked_as, "messages": messages, **_shape(turn)})
     except PermanentFault:
         return None
     return length_fault(server, counted.get("count") or 0, response, counted.get("max_model_len"))

@@ -79,10 +79,12 @@ async def kept_scores(asking: Asking, server: ModelServer, key: Key, pinned: int
         if pinned is not None:
             _check_pin(server, await server.version(), pinned)
         scores = await score_response(server, key.prompt, key.response, top_k=key.top_k, at_ids=key.at_ids)
+        version = scores.version
         if pinned is not None:  # the weights may have changed since we asked which they are
-            _check_pin(server, scores.version, pinned)
+            _check_pin(server, version, pinned)
+            version = str(pinned)
         answer = {
-            "version": scores.version,
+            "version": version,
             "logprobs": _base64(pack_floats(scores.logprobs)),
             "topk_ids": _base64(pack_ids(scores.topk_ids.ravel())),
             "topk_logprobs": _base64(pack_floats(scores.topk_logprobs.ravel())),
@@ -90,18 +92,26 @@ async def kept_scores(asking: Asking, server: ModelServer, key: Key, pinned: int
         if scores.at_ids is not None:
             answer["at_ids"] = _base64(pack_floats(scores.at_ids.ravel()))
         # The key of the version that answered, should it be another than we were told.
-        return answer, digest if scores.version is None else key.digest_at(scores.version)
+        return answer, digest if version is None else key.digest_at(version)
 
     return await asked_once(transactions, digest_now, score, question=question, purpose="teacher", model=server.model)
 
 
+def version_name(model: str, version: int) -> str:
+    """The name under which a server has one version of `model` as an adapter beside others."""
+    return f"{model}@{version}"
+
+
 def _check_pin(server: ModelServer, tag: str | None, pinned: int) -> None:
-    """Refuse scores of other weights than the recipe's: under the pin's name they would be invented.
+    """Refuse scores of other weights than the recipe's: under the pin's name they would be invented. An adapter that is
+    named for the version is that version, whatever tag the server has.
 
     Raises:
         TeacherFailed: the server does not say what it serves.
         WrongVersion: it serves something else.
     """
+    if server.asked_as == version_name(server.config.model, pinned):
+        return
     if tag is None:
         raise TeacherFailed(
             f"unknown_version: the recipe pins version {pinned}, and {server.config.url} does not say what it serves "

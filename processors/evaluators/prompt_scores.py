@@ -156,7 +156,7 @@ async def _piece(
 
 
 async def _ask(server: ModelServer, ids: list[int], sampling: dict[str, Any]) -> _Answer:
-    body = {"model": server.model, "token_ids": ids, "sampling_params": sampling}
+    body = {"model": server.asked_as, "token_ids": ids, "sampling_params": sampling}
     return await server.post_as(GENERATE, body, _Answer)
 
 
@@ -208,7 +208,7 @@ async def _max_model_len(server: ModelServer) -> int | None:
     except PermanentFault:
         return None
     by_name = {entry.get("id"): entry for entry in served}
-    entry = by_name.get(server.model, {})  # an adapter has the length of what it stands on
+    entry = by_name.get(server.asked_as, {})  # an adapter has the length of what it stands on
     limit = entry.get("max_model_len") or by_name.get(entry.get("parent"), {}).get("max_model_len")
     return int(limit) if limit else None
 

@@ -72,6 +72,8 @@ class ModelServer:
         self._version_until = 0.0
         self.constrains = True
         """Whether it takes `structured_outputs`; set False by whoever learns otherwise."""
+        self.asked_as = config.model
+        """The name in requests: of an adapter that is one version, `MODEL@VERSION`; records keep `model`."""
         self.scores_ids: bool | None = None
         """Whether it scores any ids beside a prompt; set by whoever learns it."""
 

@@ -13,13 +13,13 @@ from processors.evaluators.deciding import asks_a_model, by_model, failed
 from processors.evaluators.fingerprint import check_same_tokenizer, check_tokenizer_of
 from processors.evaluators.hint import HintResult
 from processors.evaluators.inputs import Answered, Turn, load_hint, load_turn
-from processors.evaluators.kept_scores import Asking
+from processors.evaluators.kept_scores import Asking, version_name
 from processors.evaluators.limit import AdaptiveLimit, LimitFigures
 from processors.evaluators.llm_judge import Panel
 from processors.evaluators.plain_teacher import score_answer
 from processors.evaluators.queue import Claim, Signal
 from processors.evaluators.score_reading import TeacherFailed
-from processors.evaluators.server import ModelServer, ServerFault, TransientFault
+from processors.evaluators.server import ModelServer, PermanentFault, ServerFault, TransientFault
 from processors.evaluators.teacher import score_under_hint
 from processors.evaluators.wanted import Wanted
 from processors.health import Health
@@ -54,6 +54,8 @@ class Servers:
         self._teacher = self._server(config.teacher, http)
         self._policy = self._server(config.policy, http)
         self._chat = ChatTokens(config.tokenizer) if config.tokenizer else None
+        self._http = http
+        self._versions: dict[str, ModelServer] = {}
         self.teacher_ready = False
 
     def limit_of(self, signal: Signal) -> AdaptiveLimit | None:
@@ -129,7 +131,8 @@ class Servers:
         assert self._teacher is not None
         if recipe.teacher is None:
             return failed(claim, answered.session_id, "no_teacher: the run's recipe has none"), None
-        asking, wanted = self._asking(claim), Wanted.of(recipe)
+        wanted = Wanted.of(recipe)
+        asking = await self._asking(claim, wanted)
         try:
             if recipe.hint is None:
                 scores = await score_answer(asking, turn, self._chat, wanted)
@@ -141,14 +144,34 @@ class Servers:
             return failed(claim, answered.session_id, str(fault)), None
         return Outcome(claim=claim, session_id=answered.session_id, result=scores, reason=scores.note), None
 
-    def _asking(self, claim: Claim) -> Asking:
+    async def _asking(self, claim: Claim, wanted: Wanted) -> Asking:
         assert self._teacher is not None
         return Asking(
-            teacher=self._teacher,
+            teacher=self._teacher if wanted.version is None else await self._teacher_at(wanted.version),
             policy=self._policy or self._teacher,
             transactions=self._transactions,
             replayed=claim.replayed,
         )
+
+    async def _teacher_at(self, version: int) -> ModelServer:
+        """The teacher; where its server has the version as an adapter under a name of its own, by that name.
+
+        Raises:
+            TransientFault: no answer now.
+        """
+        teacher = self._teacher
+        assert teacher is not None
+        name = version_name(teacher.config.model, version)
+        try:  # each time: a server that was restarted has lost its adapters
+            served = (await teacher.get("/v1/models")).get("data") or []
+        except PermanentFault:
+            return teacher
+        if name not in {entry.get("id") for entry in served}:
+            return teacher
+        if name not in self._versions:
+            self._versions[name] = ModelServer(teacher.config, self._http, teacher.limit)
+            self._versions[name].asked_as = name
+        return self._versions[name]
 
     async def _chosen(self, outcome: Outcome, recipe: Recipe, turn: Turn) -> Outcome:
         """`outcome` with the hint that the recipe's rule takes.
@@ -162,7 +185,7 @@ class Servers:
         assert isinstance(result, HintResult)
         if self._teacher is None or recipe.teacher is None or not self.teacher_ready:
             raise TransientFault("the teacher, which chooses among the hints, is not there yet")
-        chosen = await choose(
-            hint.select, accepted_hints(outcome.votes), turn, self._asking(outcome.claim), Wanted.of(recipe)
-        )
+        wanted = Wanted.of(recipe)
+        asking = await self._asking(outcome.claim, wanted)
+        chosen = await choose(hint.select, accepted_hints(outcome.votes), turn, asking, wanted)
         return replace(outcome, result=replace(result, text=chosen.text, reason=chosen.why))

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from hindstream.settings import Settings, VllmSettings
+from learner.beside import load_beside
+from learner.errors import LearnerStopped
 from learner.policy_server import PolicyServer
 from tests.conftest import MAX_MODEL_LEN, SessionStack
 from tests.learner.following import Serving, generate, sharper
@@ -70,8 +72,25 @@ def test_adapters_are_loaded_in_place_under_a_name_of_their_own(serving: Serving
         second = serving.server.canary()
         assert len({tuple(values) for values in (before, first, second)}) == 3
         assert generate(serving.server.url, model="policy", **answer)["choices"][0]["token_ids"] == own
+        # For pinned teachers: versions side by side, each by its own name, while the server's own and its tag stay.
+        for version, canary in ((1, first), (2, second)):
+            assert beside(serving, version) == f"policy@{version}"
+            own_name = PolicyServer(serving.server.url, f"policy@{version}", timeout_s=120)
+            assert own_name.canary() == pytest.approx(canary)
+        assert (serving.server.tag(), serving.server.canary()) == ("2", second)
         serving.add(3, sharper)
         serving.until(lambda: (3, "serving") in serving.loads())
         assert serving.server.tag() == "3"
         assert serving.server.canary() not in (before, first, second)
+    for version, why in ((3, "version 3 .* is full, and only an adapter"), (1, "the full weights of version 3")):
+        with pytest.raises(LearnerStopped, match=why):
+            beside(serving, version)
     assert [status for _, status in serving.loads()] == ["serving"] * 4
+
+
+def beside(serving: Serving, version: int) -> str:
+    url, policy = serving.server.url, serving.policy
+    with serving.engine.begin() as connection:
+        return load_beside(
+            connection, weights_dir=serving.weights, policy=policy, version=version, url=url, model="policy"
+        )

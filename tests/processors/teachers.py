@@ -33,6 +33,10 @@ class NewerRunner:
         self.asked: list[tuple[int, int, bool]] = []
         """Of each request: tokens, how many of them it computed, whether it might read the cache."""
         self.places_told: list[int] = []
+        self.adapters: tuple[str, ...] = ()
+        """Names under which it serves more than its own."""
+        self.names: set[str] = set()
+        """Under which it was asked for scores."""
         self._kept: set[tuple[int, ...]] = set()
         self.url = ""
 
@@ -47,6 +51,7 @@ class NewerRunner:
             return web.json_response({"error": {"message": "too long"}}, status=400)
         if sampling.get("prompt_logprobs") is None:  # the probe
             return web.json_response({"choices": [{}], "prompt_token_id_logprobs": _encoded(np.zeros((1, 1)))})
+        self.names.add(body["model"])
         reads = sampling.get("skip_reading_prefix_cache") is False
         cached = 0
         while reads and tuple(ids[: cached + BLOCK]) in self._kept and cached + BLOCK < len(ids):
@@ -84,7 +89,8 @@ class NewerRunner:
         return web.json_response({"weight_version": self.versions[0]})
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "policy", "max_model_len": self.max_model_len}]})
+        adapters = [{"id": name, "parent": "policy", "max_model_len": None} for name in self.adapters]
+        return web.json_response({"data": [{"id": "policy", "max_model_len": self.max_model_len}, *adapters]})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[NewerRunner]:

@@ -73,6 +73,16 @@ async def test_scores_of_the_pinned_version_are_kept_and_serve_when_the_server_h
         assert len(teacher.asked) == 1
 
 
+async def test_an_adapter_that_is_named_for_the_version_teaches_beside_what_is_served(
+    migrated_database_url: str,
+) -> None:
+    async with NewerRunner("9").running() as teacher:
+        teacher.adapters = ("policy@2", "policy@3")
+        recording = await taught(migrated_database_url, teacher, "t", version=3)
+        assert recording.rows("SELECT teacher, teacher_version FROM teacher_scores") == [("policy", 3)]
+        assert teacher.names == {"policy@3"}
+
+
 async def test_another_version_is_refused_and_nothing_is_written(migrated_database_url: str) -> None:
     async with NewerRunner("5").running() as teacher:
         recording = await taught(migrated_database_url, teacher, version=3)
