@@ -89,7 +89,8 @@ class ModelServer(Section):
     """The longest that one answer may take; 32k tokens from a busy server take minutes, a lost connection for
     ever."""
     concurrency: Positive = 8
-    """Requests in flight at once. vLLM on two cores gains nothing beyond eight."""
+    """Requests in flight at once, at most: fewer while the server says 429 or 503 or is too slow. Judge and teacher at
+    one address share the larger of their two. vLLM on two cores gains nothing beyond eight."""
     chunk_tokens: Positive = 4096
     """Response tokens that a teacher scores in one request, where its server reads its prefix cache meanwhile: an
     answer holds about 100 bytes for each of the `top_k` tokens of a place."""
@@ -169,7 +170,8 @@ class RunSettings(Section):
 
 class WorkerSettings(Section):
     concurrency: Positive = 8
-    """Evaluations that one worker process has in flight at once."""
+    """Evaluations that one worker process has in flight at once; a quarter more are claimed ahead, so that no slot of a
+    model server waits for the database."""
     lease_s: Seconds = 30.0
     """How long a claimed evaluation is left alone after its worker was last heard of (a third of this apart) before
     another worker may take it: what the turns of a killed worker wait."""
@@ -178,6 +180,24 @@ class WorkerSettings(Section):
     first."""
     idle_close_s: Seconds = 1800.0
     """A session without a turn for this long counts as over, so that its last turn need not wait for ever."""
+
+
+class DeadLetterSettings(Section):
+    in_a_row: Positive = 100
+    """Unreadable records in a row on one partition that stop a worker: a bad deploy must not drain the topic."""
+    window: Positive = 1000
+    """So many latest records of a partition are looked at for the share below."""
+    share: float = Field(default=0.05, gt=0, le=1)
+    """A larger share of unreadable ones among them stops a worker too; 1: never."""
+    actions: dict[str, Literal["retry", "ask", "never"]] = {}
+    """By error class: replayed by itself, somebody must look, or never replayed; JSON in the environment.
+    UnknownEventType and ClaimCheckMissing are retried, IdConflict never, the others ask."""
+    max_replays: Positive = 3
+    """Replays of one record at most."""
+    retry_after_s: Seconds = 600.0
+    """Wait before a record is replayed by itself for the first time; each next time four times as long."""
+    keep_days: int = Field(default=0, ge=0)
+    """Letters that were replayed or dropped are deleted after so many days; 0: never."""
 
 
 class WatchSettings(Section):
@@ -257,6 +277,7 @@ class Settings(BaseSettings):
     gateway: GatewaySettings = GatewaySettings()
     run: RunSettings = RunSettings()
     worker: WorkerSettings = WorkerSettings()
+    dead_letters: DeadLetterSettings = DeadLetterSettings()
     learner: LearnerSettings = LearnerSettings()
 
     @classmethod

@@ -9,14 +9,16 @@ from typing import Literal
 from processors.batcher import BatcherConfig
 from processors.evaluators.config import EvaluatorsConfig
 from processors.idle import IdleConfig
+from processors.letter_retries import LettersConfig
 from processors.relay import RelayConfig
 from schemas.recipes import Recipe
 from schemas.topics import AGENT_EVENTS
 
-Role = Literal["agents", "evaluators", "batcher", "relay", "idle"]
-ROLES: tuple[Role, ...] = ("agents", "evaluators", "batcher", "relay", "idle")
+Role = Literal["agents", "evaluators", "batcher", "relay", "idle", "letters"]
+ROLES: tuple[Role, ...] = ("agents", "evaluators", "batcher", "relay", "idle", "letters")
 """`agents` records the log (with Faust); `evaluators` judge, hint and teach; `batcher` publishes micro-batches; `relay`
-sends the outbox to Kafka; `idle` closes sessions that fell silent. Any may run in several workers at once."""
+sends the outbox to Kafka; `idle` closes sessions that fell silent; `letters` replays dead letters as their policy says.
+Any may run in several workers at once."""
 
 DEFAULT_GROUP = "hindstream-recorder"
 
@@ -71,6 +73,8 @@ class WorkerConfig:
     batcher: BatcherConfig
     relay: RelayConfig
     idle: IdleConfig
+    letters: LettersConfig | None = None
+    """None: dead letters wait for somebody."""
 
     def check(self) -> None:
         """Refuse what cannot work.

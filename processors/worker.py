@@ -18,6 +18,7 @@ from processors.evaluators.service import run_evaluators
 from processors.flood import FloodGate
 from processors.health import Health
 from processors.idle import run_idle
+from processors.letter_retries import run_letters
 from processors.relay import run_relay
 from processors.retrying import until_done
 from processors.runs import ensure_run
@@ -66,9 +67,12 @@ def services_of(config: WorkerConfig, engine: Engine, health: Health) -> dict[st
     }
     if evaluators is not None:
         services["evaluators"] = lambda stop: run_evaluators(evaluators, engine, stop, health)
+    letters = config.letters
+    if letters is not None:
+        services["letters"] = lambda stop: run_letters(letters, engine, stop, health)
     if "agents" in config.roles:
         services["agents"] = _agents(config, engine, health)
-    return {role: services[role] for role in ROLES if role in config.roles}
+    return {role: services[role] for role in ROLES if role in config.roles and role in services}
 
 
 async def _main(config: WorkerConfig) -> int:

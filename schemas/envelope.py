@@ -45,6 +45,10 @@ class MalformedEvent(ValueError):
     """A record that is no event of ours: what was wrong with it, for the dead letter."""
 
 
+class ClaimCheckMissing(MalformedEvent):
+    """The record's value is a claim check, and what it names is not there (yet), or was changed."""
+
+
 class UnknownEventType(MalformedEvent):
     """The record names an event type that this version does not know."""
 
@@ -171,8 +175,8 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]], blobs: Blo
 
     Raises:
         UnknownEventType: `ce_type` is unknown.
-        MalformedEvent: a header is missing, the value is no JSON or does not fit the type, or the blob that a
-            `dataref` names is not there or was changed.
+        ClaimCheckMissing: the blob that a `dataref` names is not there or was changed.
+        MalformedEvent: a header is missing, or the value is no JSON or does not fit the type.
     """
     attributes = _attributes(headers)
     event_type = _required(attributes, "type")
@@ -184,7 +188,7 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]], blobs: Blo
         try:
             value = blobs.get(dataref)
         except BlobMissing as err:
-            raise MalformedEvent(f"event {event_id}: {err}") from err
+            raise ClaimCheckMissing(f"event {event_id}: {err}") from err
     plain = _parse(value)
     while event_type in UPCASTERS:
         event_type, upcast = UPCASTERS[event_type]

@@ -32,6 +32,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "keys": ("hindstream.cli.keys", "Who may use the gateway: create, list and revoke keys.", "app"),
     "import": ("hindstream.cli.imports", "Bring historical conversations into the log.", "import_"),
     "export": ("hindstream.cli.export", "Archives of facts and derived rows; data sets for other trainers.", "app"),
+    "dead-letters": (
+        "hindstream.cli.dead_letters",
+        "Records that could not be recorded: list, show, replay, drop.",
+        "app",
+    ),
+    "cache": ("hindstream.cli.cache", "Answers of model servers that are kept: what they save.", "app"),
     "judge": ("hindstream.cli.judge", "How well judges do on labelled pairs.", "app"),
     "recipes": ("hindstream.cli.recipes", "List, show and compare recipes.", "app"),
     "worker": ("hindstream.cli.worker", "Record, link, judge, hint, teach, batch.", "app"),

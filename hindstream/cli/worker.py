@@ -21,6 +21,8 @@ from processors.config import ROLES, RecorderConfig, Role, RunConfig, WorkerConf
 from processors.evaluators.config import EvaluatorsConfig, ServerConfig
 from processors.evaluators.queue import Signal
 from processors.idle import IdleConfig
+from processors.letter_retries import LettersConfig
+from processors.letters import LetterPolicy
 from processors.relay import RelayConfig
 from processors.runs import RunMismatch
 from processors.worker import run_worker
@@ -81,6 +83,9 @@ def worker_config(settings: Settings, endpoints: Resolved, roles: tuple[Role, ..
         run=RunConfig(run=settings.run.name, policy=settings.run.policy, recipe=run_recipe(settings)),
         recorder=RecorderConfig(
             batch_events=settings.worker.batch_events,
+            dead_letter_limit=settings.dead_letters.in_a_row,
+            dead_letter_window=settings.dead_letters.window,
+            dead_letter_share=settings.dead_letters.share,
             data_dir=settings.home_dir / "worker",
             blob_dir=settings.blobs_dir,
         ),
@@ -91,6 +96,18 @@ def worker_config(settings: Settings, endpoints: Resolved, roles: tuple[Role, ..
             idle_s=settings.worker.idle_close_s,
             every_s=min(_IDLE_EVERY_S, settings.worker.idle_close_s / _IDLE_LOOKS),
         ),
+        letters=LettersConfig(bootstrap_servers=servers, policy=letter_policy(settings)),
+    )
+
+
+def letter_policy(settings: Settings) -> LetterPolicy:
+    """What is done with dead letters."""
+    said = settings.dead_letters
+    return LetterPolicy(
+        actions=said.actions,
+        max_replays=said.max_replays,
+        retry_after_s=said.retry_after_s,
+        keep_days=said.keep_days,
     )
 
 
