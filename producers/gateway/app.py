@@ -17,6 +17,7 @@ from producers.gateway.completions import completions
 from producers.gateway.config import GatewayConfig
 from producers.gateway.conversations import Conversations
 from producers.gateway.desk import Desk, TurnFailed
+from producers.gateway.feedback_api import feedback
 from producers.gateway.keys import CONFIG, CONVERSATIONS, COUNTS, DESK, METRICS, RECORDER, UPSTREAM
 from producers.gateway.messages_api import count_tokens, messages
 from producers.gateway.metrics import Metrics
@@ -64,6 +65,7 @@ def create_app(config: GatewayConfig) -> web.Application:
     for path, handler in _TALK.items():
         app.router.add_post(path, handler)
     app.router.add_post("/v1/messages/count_tokens", count_tokens)
+    app.router.add_post("/v1/feedback", feedback)
     app.router.add_get("/v1/responses/{name}", one_response)
     app.router.add_routes(STATES)
     return app
