@@ -41,7 +41,7 @@ async def feedback(request: web.Request) -> web.Response:
     recorder = request.app[RECORDER]
     event = new_event(given, id=given.feedback_id, source=SOURCE, time=utc_now())
     recorded = await (recorder.submit([event]) if caller_of(request).recorded else recorder.skip())
-    headers = {"X-Hindstream-Recorded": recorded}
+    headers: dict[str, str] = {"X-Hindstream-Recorded": recorded}
     if recorded == "false":
         message = "the feedback is not recorded: the broker is away and the disk or the spool is full; send it again"
         return told(request, 503, {"message": message, "type": "server_error"}, headers)

@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 
 from hindstream.cli.topics import ensure_topics
-from producers.gateway.feedback_api import REACTIONS
 from schemas.events import FeedbackGiven
 from tests.producers.gateway.logs import events_of
 from tests.producers.gateway.upstreams import COMPLETION, gateway, plain, say, serving
@@ -94,7 +93,3 @@ async def test_while_the_broker_is_away_it_waits_on_disk_and_a_full_disk_is_told
     async with gateway(tmp_path / "two", "http://127.0.0.1:9", NOWHERE, **more) as address:
         status, said = await give(address, body)
     assert (status, said["error"]["type"]) == (503, "server_error")
-
-
-def test_reactions_say_yes_or_no() -> None:
-    assert set(REACTIONS.values()) == {"up", "down"}
