@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from processors.evaluators.hinted import Place
-from schemas.recipes import Recipe
+from schemas.recipes import Recipe, needs_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class Wanted:
             top_k=teacher.top_k,
             place=recipe.hint.place if recipe.hint else "last_user",
             version=teacher.version,
-            student_k=recipe.distillation.k if teacher.student_ids else 0,
+            student_k=recipe.distillation.k if needs_of(recipe).student_scores else 0,
         )
 
     @property

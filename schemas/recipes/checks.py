@@ -86,11 +86,11 @@ def _teacher(recipe: Recipe) -> Iterator[str]:
             f"teacher.version pins what the teacher's server serves, and teacher.weights {teacher.weights!r} scores in "
             "the learner: leave it out, or set teacher.weights to 'server'"
         )
-    own = recipe.loss.w_opd and teacher.weights == "server" and spec.kind in ("topk", "divergence")
-    if teacher.student_ids and not (own and spec.entries == "student"):
+    reads = recipe.loss.w_opd and teacher.weights == "server" and spec.kind in ("topk", "divergence")
+    if teacher.student_ids and not reads:
         yield (
             "teacher.student_ids: nothing would read the scores; they are for distillation.kind 'topk' or 'divergence' "
-            "with distillation.entries 'student' and teacher.weights 'server'"
+            "with teacher.weights 'server'. Set it to false"
         )
 
 

@@ -49,5 +49,8 @@ def needs_of(recipe: Recipe) -> Needs:
         text=recipe.batch.tokens == "text",
         prompt_scores=opd and recipe.hint is None,
         unanswered=(rl and (advantage.unrewarded or advantage.pairs)) or (opd and recipe.hint is None),
-        student_scores=opd and recipe.teacher is not None and recipe.teacher.student_ids,
+        student_scores=opd
+        and recipe.teacher is not None
+        and recipe.teacher.student_ids
+        and recipe.distillation.entries == "student",
     )

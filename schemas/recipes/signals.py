@@ -90,7 +90,8 @@ class TeacherSpec(Spec, frozen=True, kw_only=True):
 
     `version`: only scores of this weight version of the served model count; None: of whichever it serves, and each
     keeps the version that gave it. `student_ids`: the policy server names the `distillation.k` tokens that are
-    likeliest to the policy itself in each place, and the teacher scores those too.
+    likeliest to the policy itself in each place, and the teacher scores those too, where `distillation.entries` are
+    the student's.
     """
 
     later: ClassVar[tuple[str, ...]] = ("weights", "ema_rate", "best_min_samples", "version", "student_ids")
