@@ -23,7 +23,7 @@ from producers.gateway.gathering import Gathered
 from producers.gateway.keys import CONFIG, DESK, UPSTREAM
 from producers.gateway.receipts import Receipt
 from producers.gateway.replying import send_stream
-from producers.gateway.requests import BadRequest, ChatRequest, read_body
+from producers.gateway.requests import OUR_FIELDS, BadRequest, ChatRequest, read_body
 from producers.gateway.sessions import Place
 from producers.gateway.upstream import COMPLETIONS, Upstream, UpstreamFailed
 from schemas.envelope import utc_now
@@ -73,7 +73,7 @@ class _Work:
             read_chat(request, {**told, "messages": [{"role": "user", "content": prompt}]}, kind="side")
             for prompt in prompts_of(body)
         ]
-        self._body = self._upstream.named({name: value for name, value in body.items() if name != "session_id"})
+        self._body = self._upstream.named({name: value for name, value in body.items() if name not in OUR_FIELDS})
         self._places: list[Place] = [self._desk.place(chat) for chat in self.chats]
         self._gathered = [Gathered() for _ in self.chats]
         self._started_at = utc_now()

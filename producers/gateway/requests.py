@@ -16,6 +16,9 @@ from producers.gateway.sessions import Message, derived_session
 from schemas.depth import MAX_DEPTH, nested_deeply
 from schemas.events import NextStateKind, TurnKind
 
+OUR_FIELDS = frozenset({"session_id", "turn_type", "session_done", "next_state_kind", "no_record"})
+"""Fields of a body that are for the gateway; the model server does not get them."""
+
 _MAX_SESSION_ID = 256
 _MAX_N = 128
 """Answers of one request, as OpenAI bounds them."""
@@ -78,18 +81,22 @@ def chat_request(request: web.Request, body: dict[str, Any], kind: TurnKind = "m
         session_id = caller.scoped(session_id)
     except ValueError as err:
         raise BadRequest(f"{where}: {err}", where) from None
-    # Ours, not the model server's.
-    body.pop("session_id", None)
+    kind = cast(TurnKind, _choice(request, body, "X-Turn-Type", "turn_type", get_args(TurnKind)) or kind)
+    next_state_kind = _choice(request, body, "X-Next-State-Kind", "next_state_kind", get_args(NextStateKind))
+    closes = _choice(request, body, "X-Session-Done", "session_done", ("true", "false")) == "true"
+    unrecorded = _choice(request, body, "X-No-Record", "no_record", ("true", "false")) == "true"
+    for name in OUR_FIELDS:
+        body.pop(name, None)
     return ChatRequest(
         body=body,
         messages=messages,
         session_id=session_id,
         derived=given is None,
-        kind=cast(TurnKind, _choice(request, "X-Turn-Type", get_args(TurnKind)) or kind),
-        closes=_choice(request, "X-Session-Done", ("true", "false")) == "true",
-        next_state_kind=cast("NextStateKind | None", _choice(request, "X-Next-State-Kind", get_args(NextStateKind))),
+        kind=kind,
+        closes=closes,
+        next_state_kind=cast("NextStateKind | None", next_state_kind),
         tenant=caller.tenant,
-        recorded=_choice(request, "X-No-Record", ("true", "false")) != "true" and caller.recorded,
+        recorded=not unrecorded and caller.recorded,
     )
 
 
@@ -143,10 +150,15 @@ def _session_id(given: Any, where: str) -> str:
     return given
 
 
-def _choice(request: web.Request, header: str, allowed: tuple[str, ...]) -> str | None:
-    given = request.headers.get(header)
+def _choice(
+    request: web.Request, body: dict[str, Any], header: str, field: str, allowed: tuple[str, ...]
+) -> str | None:
+    """What the header says, else the field of the body."""
+    given, where = request.headers.get(header), header
+    if given is None and body.get(field) is not None:
+        given, where = str(body[field]), field
     if given is not None and given.strip().lower() not in allowed:
-        raise BadRequest(f"{header}: {' or '.join(allowed)}, not {given[:40]!r}", header)
+        raise BadRequest(f"{where}: {' or '.join(allowed)}, not {given[:40]!r}", where)
     return given.strip().lower() if given is not None else None
 
 

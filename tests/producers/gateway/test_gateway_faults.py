@@ -103,6 +103,48 @@ async def test_a_header_that_means_nothing_is_refused_and_named(tmp_path: Path, 
     assert (status, answer["error"]["param"]) == (400, next(iter(headers)))
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"session_id": 7}, {"turn_type": "other"}, {"session_done": "perhaps"}, {"next_state_kind": 1}, {"no_record": 1}],
+)
+async def test_a_field_of_ours_that_means_nothing_is_refused_and_named(tmp_path: Path, more: dict[str, Any]) -> None:
+    async with gateway(tmp_path, "http://127.0.0.1:9", NOWHERE) as address:
+        status, answer, _ = await say(address, {**BODY, **more})
+    assert (status, answer["error"]["param"]) == (400, next(iter(more)))
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/v1/responses"])
+async def test_fields_of_the_body_say_what_headers_do_and_stay_here(tmp_path: Path, topics: str, path: str) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return await plain(request)
+
+    name = session()
+    ours = {"session_id": name, "turn_type": "side", "session_done": True, "next_state_kind": "terminal_output"}
+    said = {"/v1/completions": {"prompt": "Hi"}, "/v1/responses": {"input": "Hi"}}.get(path, BODY)
+    body = {**said, "max_tokens": 8, "made_up": 1, **ours}
+    async with (
+        serving({CHAT: answer, "/v1/completions": answer}) as upstream,
+        gateway(tmp_path, upstream, topics) as to,
+    ):
+        async with aiohttp.ClientSession() as http, http.post(f"{to}{path}", json=body) as response:
+            told = dict(response.headers)
+            assert response.status == 200, await response.text()
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{to}{path}", json={**body, "no_record": True}) as response,
+        ):
+            assert response.headers["X-Hindstream-Recorded"] == "off"
+    assert all(one["made_up"] == 1 for one in asked)
+    assert not any(field in one for one in asked for field in (*ours, "no_record"))
+    turn, closed = (event.data for event in events_of(topics, name, 2))
+    assert isinstance(turn, TurnRecorded)
+    assert isinstance(closed, SessionClosed)
+    assert (turn.turn_id, turn.kind, closed.session_id) == (told["X-Turn-Id"], "side", name)
+
+
 @pytest.mark.parametrize(("path", "status"), [("/v1/nothing", 404), ("/v1/chat/completions", 405)])
 async def test_what_is_not_here_is_told_in_the_same_form(tmp_path: Path, path: str, status: int) -> None:
     async with (
