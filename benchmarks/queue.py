@@ -77,6 +77,7 @@ def fill(connection: Connection, *, finished: int, waiting: int) -> None:
     ensure_run(connection, run=_RUN, kind="live", policy="policy", recipe=recipe)
     made = conversations(range(1))
     record(connection, [Delivery("agent-events", 0, i, r.key, r.headers, r.value) for i, r in enumerate(made)])
+    connection.exec_driver_sql("DELETE FROM evaluations WHERE run = 'queue'")  # of the one that is copied
     rows = {"finished": finished, "all": finished + waiting}
     connection.exec_driver_sql(
         "INSERT INTO turns SELECT copy.* FROM turns t, generate_series(1, %(all)s) i, "

@@ -41,7 +41,7 @@ _DATABASE_THREADS = 4
 _AHEAD = 4
 """One in so many is claimed beyond what a server takes at once: it is at the server's door when a slot falls free, and
 the slot stays empty for no longer than a request's way. More would keep work from others that are idle."""
-_PAUSED_LOOK_S = 5.0
+_PAUSED_LOOK_S = 2.0
 """While a server takes nothing, its work is looked through for what rules can decide; once a look finds none, this
 often. A look postpones up to a batch."""
 _HEARTBEATS_A_LEASE = 3
@@ -153,7 +153,7 @@ class EvaluatorService:
         if limit is None:
             return max(0, room)
         if limit.closed:  # what rules can decide goes on
-            return self._batch[signal] if time.monotonic() >= self._look_again.get(signal, 0.0) else 0
+            return self.config.claim_batch if time.monotonic() >= self._look_again.get(signal, 0.0) else 0
         there = sum(self._servers.limit_of(claim.signal) is limit for claim in self._tasks.values())
         return max(0, min(room, limit.at_once + math.ceil(limit.at_once / _AHEAD) - there))
 
