@@ -153,6 +153,9 @@ class GatewaySettings(Section):
     nobody at whatever address (open)."""
     tls: TlsSettings = TlsSettings()
     redact: RedactSettings = RedactSettings()
+    user_secret: SecretStr | None = None
+    """Keys the digest that stands for a request's `user`, by which `hindstream erase --user` finds what is theirs. Set
+    it once, and keep it: under another one they are other users."""
 
 
 class RunSettings(Section):

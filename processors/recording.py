@@ -9,6 +9,8 @@ from sqlalchemy import Connection
 
 from processors import dead_letters
 from processors.dead_letters import DeadLetter, Delivery
+from processors.erasing.late import is_tombstone, key_of, leave_out, not_of
+from processors.erasing.session import erase_session, erased_sessions
 from processors.flood import FloodGate
 from processors.linking import link
 from processors.rows import Row, feedback_row, next_state_row, turn_row
@@ -29,6 +31,8 @@ class Outcome:
     duplicates: int
     conflicts: int
     unreadable: int
+    erased: int = 0
+    """Came when their session had been erased."""
 
     def __add__(self, other: Outcome) -> Outcome:
         return Outcome(
@@ -36,6 +40,7 @@ class Outcome:
             self.duplicates + other.duplicates,
             self.conflicts + other.conflicts,
             self.unreadable + other.unreadable,
+            self.erased + other.erased,
         )
 
 
@@ -53,14 +58,27 @@ def record(
     as it is and becomes a dead letter, as does what cannot be read, or what Postgres refuses: the others go in. Live
     runs see only what the `log` agent-events brings.
 
+    An event that says that its session is erased erases it, here and at once, and what comes of that session then,
+    before it or after it in the batch, is known by its id and left out. Readable or not, no copy of it is kept.
+
     Raises:
         TooManyDeadLetters: `gate` counts too many unreadable ones; the transaction must be rolled back.
         OSError: a claim check could not be fetched for a reason that may pass.
         DBAPIError: the database failed; nothing is recorded until the caller commits.
     """
     items, letters = _read(deliveries, blobs)
-    lock_sessions(connection, (item.event.data.session_id for item in items))
-    batch = store(connection, items, log=log)
+    sessions = {item.event.data.session_id for item in items} | {key_of(letter.delivery) for letter in letters}
+    lock_sessions(connection, sessions)
+    tombstones = {item.event.data.session_id for item in items if is_tombstone(item)}
+    erased = tombstones | erased_sessions(connection, sessions)
+    late = [item for item in items if item.event.data.session_id in erased and not is_tombstone(item)]
+    left_out = leave_out(connection, late, blobs)
+    batch = store(connection, [item for item in items if item not in set(late)] if late else items, log=log)
+    unread = len(letters)
+    letters = not_of(letters, erased)
+    left_out_unread = unread - len(letters)
+    for session_id in sorted(tombstones):
+        erase_session(connection, session_id)
     letters += batch.refused
     if gate is not None:
         gate.seed(connection, deliveries)
@@ -69,10 +87,16 @@ def record(
         counts = gate.check(deliveries, unreadable)
     dead_letters.write(connection, letters + batch.conflicts)
     if batch.new:
-        link(connection, {item.event.data.session_id for item in batch.new})
+        link(connection, {item.event.data.session_id for item in batch.new} - erased)
     if gate is not None:
         gate.counts = counts
-    return Outcome(len(batch.new), batch.duplicates, len(batch.conflicts), len(letters))
+    return Outcome(
+        len(batch.new),
+        batch.duplicates + len(late) - left_out,
+        len(batch.conflicts),
+        len(letters),
+        left_out + left_out_unread,
+    )
 
 
 def _read(deliveries: Sequence[Delivery], blobs: BlobStore | None) -> tuple[list[Item], list[DeadLetter]]:

@@ -57,6 +57,7 @@ def turn_row(event: Event, turn: TurnRecorded) -> Row:
         "clock_skew": skew,
         "origin": _origin(turn),
         "tenant": turn.tenant,
+        "user_digest": turn.user_digest,
         **_common(event, turn),
     }
 

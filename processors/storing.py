@@ -88,21 +88,25 @@ def _together(connection: Connection, items: list[Item], log: str) -> Batch:
     return batch
 
 
+def event_row(item: Item) -> Row:
+    """The row of `events`."""
+    dataref = next((value for name, value in item.delivery.headers if name == "ce_dataref"), None)
+    return {
+        "source": item.event.source,
+        "event_id": item.event.id,
+        "type": item.event.type,
+        "session_id": item.event.data.session_id,
+        "content_digest": item.digest,
+        "topic": item.delivery.topic,
+        "partition": item.delivery.partition,
+        "record_offset": item.delivery.offset,
+        "dataref": None if dataref is None else dataref.decode("utf-8"),
+    }
+
+
 def _insert_events(connection: Connection, batch: Batch) -> None:
     """Tell new events from repeats and conflicts, by (source, id) and digest."""
-    rows = [
-        {
-            "source": item.event.source,
-            "event_id": item.event.id,
-            "type": item.event.type,
-            "session_id": item.event.data.session_id,
-            "content_digest": item.digest,
-            "topic": item.delivery.topic,
-            "partition": item.delivery.partition,
-            "record_offset": item.delivery.offset,
-        }
-        for item in batch.items
-    ]
+    rows = [event_row(item) for item in batch.items]
     inserted = insert_new(connection, tables.events, rows, returning=("source", "event_id"))
     fresh: set[tuple[str, str]] = {(row[0], row[1]) for row in inserted}
     first = {(item.event.source, item.event.id): item for item in reversed(batch.items)}

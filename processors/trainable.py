@@ -9,7 +9,7 @@ from schemas.events import TurnRecorded, VersionSpan
 
 _FLOAT32_MAX = 3.4028234663852886e38
 
-NEVER_JUDGED = frozenset({"side_turn", "aborted", "error", "other_policy"})
+NEVER_JUDGED = frozenset({"side_turn", "aborted", "error", "other_policy", "erased"})
 """Drop reasons of turns that nobody judges. The others are judged although they are not trained: a reward needs no
 token ids, and imported logs are asked for theirs."""
 

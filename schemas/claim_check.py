@@ -31,6 +31,10 @@ class BlobStore(Protocol):
         """
         ...
 
+    def delete(self, reference: str) -> bool:
+        """Delete the data of `reference`, durably. Whether there were any."""
+        ...
+
 
 class DirectoryBlobStore:
     """A blob store in one directory, which every process that reads the log must see (a disk or a shared mount)."""
@@ -55,8 +59,8 @@ class DirectoryBlobStore:
 
     def get(self, reference: str) -> bytes:
         """See `BlobStore.get`."""
-        name = reference.removeprefix(_SCHEME)
-        if name == reference or len(name) != 64 or not all(c in "0123456789abcdef" for c in name):
+        name = _name(reference)
+        if name is None:
             raise BlobMissing(f"{reference!r} is no claim check of this store")
         try:
             data = self._path(name).read_bytes()
@@ -66,8 +70,32 @@ class DirectoryBlobStore:
             raise BlobMissing(f"blob {reference} in {self.root} was changed: its content has another SHA-256")
         return data
 
+    def delete(self, reference: str) -> bool:
+        """See `BlobStore.delete`."""
+        name = _name(reference)
+        if name is None:
+            return False
+        try:
+            self._path(name).unlink()
+        except FileNotFoundError:
+            return False
+        _sync_directory(self._path(name).parent)
+        return True
+
+    def has(self, reference: str) -> bool:
+        """Whether there are data of `reference`."""
+        name = _name(reference)
+        return name is not None and self._path(name).is_file()
+
     def _path(self, name: str) -> Path:
         return self.root / name[:2] / name
+
+
+def _name(reference: str) -> str | None:
+    """The file's name; None where `reference` is none of this store."""
+    name = reference.removeprefix(_SCHEME)
+    whole = name != reference and len(name) == 64 and all(c in "0123456789abcdef" for c in name)
+    return name if whole else None
 
 
 def _sync_directory(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,16 @@ def next_state_id(turn: str, kind: str, ordinal: int, *more: str | int) -> str:
 def sample_id(run: str, turn: str) -> str:
     """Id of the sample that a run makes of a turn."""
     return content_id("sample", run, turn)
+
+
+def user_digest(user: str, *, tenant: str | None = None, secret: str | None = None) -> str:
+    """What stands for the user of a request on the log and in tables: enough to find what is theirs, and no name.
+
+    Keyed by `secret` where there is one. Without, whoever guesses a user id can tell that it is this one. Equal names
+    of two tenants are different users.
+    """
+    said = canonical_json(["user", tenant, user.encode("utf-8", "replace").decode()])
+    return sha256_hex(said) if secret is None else hmac.new(secret.encode(), said, hashlib.sha256).hexdigest()
 
 
 def batch_digest(sample_digests: Iterable[str]) -> str:

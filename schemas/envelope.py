@@ -36,7 +36,7 @@ _READABLE_DEPTH = 300
 """Writers of ours stop at `schemas.depth.MAX_DEPTH`; others may have gone on. At some 480 levels sanitising reaches
 Python's limit of calls."""
 
-_LATER_FIELDS = ("tenant", "redacted")
+_LATER_FIELDS = ("tenant", "redacted", "user_digest")
 
 Headers = list[tuple[str, bytes]]
 

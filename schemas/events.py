@@ -77,7 +77,8 @@ class TurnRecorded(msgspec.Struct, frozen=True, kw_only=True):
     `next_state_ids` are the next states of `parent_turn_id` that this turn's request carried: the parent is
     complete when this turn and all of those are recorded, in whatever order they arrive. `tenant` is whose key asked;
     None where no key was needed. `redacted`: text was replaced before it left the process that wrote the event, so
-    there are no token ids, which would say it still.
+    there are no token ids, which would say it still. `user_digest` stands for the user that the request named
+    (`schemas.digests.user_digest`).
     """
 
     session_id: str
@@ -101,6 +102,7 @@ class TurnRecorded(msgspec.Struct, frozen=True, kw_only=True):
     raw: str | None = None
     tenant: str | None = None
     redacted: bool = False
+    user_digest: str | None = None
 
 
 class NextStateObserved(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 import uvloop
 
-from hindstream.cli.gateway_security import keys_url, redaction_config, tls_config
+from hindstream.cli.gateway_security import keys_url, redaction_config, tls_config, user_secret
 from hindstream.cli.topics import ensure_topics
 from hindstream.endpoints import Resolved, resolve_endpoints
 from hindstream.errors import UserError
@@ -88,6 +88,7 @@ def gateway_config(settings: Settings, endpoints: Resolved) -> GatewayConfig:
         database_url=keys_url(settings, endpoints),
         tls=tls_config(settings),
         redaction=redaction_config(settings),
+        user_secret=user_secret(settings),
     )
 
 

@@ -46,3 +46,9 @@ def redaction_config(settings: Settings) -> RedactionConfig:
         key=redact.key.get_secret_value() if redact.key is not None else None,
         within_s=redact.within_s,
     )
+
+
+def user_secret(settings: Settings) -> str | None:
+    """What keys the digest of a request's user; None: nothing does."""
+    secret = settings.gateway.user_secret
+    return secret.get_secret_value() if secret is not None else None

@@ -89,10 +89,25 @@ def recorded_answers(connection: Connection, questions: Iterable[str]) -> dict[s
 
 
 def keep_answer(
-    connection: Connection, digest: str, *, question: str, purpose: str, model: str, answer: dict[str, Any]
+    connection: Connection,
+    digest: str,
+    *,
+    question: str,
+    purpose: str,
+    model: str,
+    answer: dict[str, Any],
+    session_id: str | None = None,
 ) -> dict[str, Any]:
-    """Keep `answer` unless there is one already, and return the one that is kept: the first stays."""
+    """Keep `answer` unless there is one already, and return the one that is kept: the first stays. `session_id`: what
+    it was asked about."""
     clean, _ = sanitise(answer)
-    row = {"answer_digest": digest, "question_digest": question, "purpose": purpose, "model": model, "answer": clean}
+    row = {
+        "answer_digest": digest,
+        "question_digest": question,
+        "purpose": purpose,
+        "model": model,
+        "answer": clean,
+        "session_id": session_id,
+    }
     insert_new(connection, tables.model_answers, [row])
     return known_answers(connection, [digest])[digest]

@@ -10,12 +10,15 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, Literal
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from processors.erasing.session import erased_sessions
 from processors.evaluators.answers import keep_answer, known_answers
+from processors.sessions import lock_sessions
 from processors.transactions import Transactions
 
 _LEASE_S = 15.0
@@ -25,6 +28,9 @@ _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0
 """Between two looks at another's answer: most take a second or more."""
 
 Answer = dict[str, Any]
+
+about_session: ContextVar[str | None] = ContextVar("about_session", default=None)
+"""The session that the task's questions are about: its answers go with it when it is erased."""
 
 _BEGIN = """
 INSERT INTO open_questions (answer_digest, asker, lease_until)
@@ -77,7 +83,15 @@ async def asked_once(
         async with _prolonged(transactions, digest, asker, lease_s):
             answer, key = await ask(digest)
         kept = await transactions.run(
-            _keep, digest, asker, key, question=question, purpose=purpose, model=model, answer=answer
+            _keep,
+            digest,
+            asker,
+            key,
+            question=question,
+            purpose=purpose,
+            model=model,
+            answer=answer,
+            session_id=about_session.get(),
         )
     except BaseException:
         with contextlib.suppress(SQLAlchemyError):  # else the lease ends it
@@ -129,9 +143,16 @@ def _keep(
     purpose: str,
     model: str,
     answer: Answer,
+    session_id: str | None,
 ) -> Answer:
     _end(connection, digest, asker)
-    return keep_answer(connection, key, question=question, purpose=purpose, model=model, answer=answer)
+    if session_id is not None:
+        lock_sessions(connection, [session_id])  # or an erasure could be committed without having seen the row
+        if erased_sessions(connection, [session_id]):
+            return answer
+    return keep_answer(
+        connection, key, question=question, purpose=purpose, model=model, answer=answer, session_id=session_id
+    )
 
 
 def _end(connection: Connection, digest: str, asker: str) -> None:

@@ -22,6 +22,7 @@ from processors.evaluators import queue
 from processors.evaluators.config import EvaluatorsConfig
 from processors.evaluators.deciding import by_rules, failed
 from processors.evaluators.inputs import Answered, load_answered
+from processors.evaluators.once import about_session
 from processors.evaluators.queue import Claim, Signal
 from processors.evaluators.server import Overloaded, ServerFault
 from processors.evaluators.servers import Servers
@@ -207,6 +208,7 @@ class EvaluatorService:
 
     async def _work(self, claim: Claim, answered: Answered, recipe: Recipe) -> None:
         retry_reason: str | None
+        about_session.set(answered.session_id)
         try:
             outcome, retry_reason = await self._servers.answer(claim, answered, recipe)
         except Overloaded as busy:

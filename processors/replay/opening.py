@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from processors.erasing.session import erased_sessions
 from processors.evaluators.completion import Outcome, write_results
 from processors.evaluators.hint import HintResult
 from processors.evaluators.judge import RewardResult
@@ -82,6 +83,14 @@ class _Batch:
     evaluations: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
 
+    def without(self, sessions: set[str]) -> _Batch:
+        taken = {turn_id: one for turn_id, one in self.taken.items() if one.session_id not in sessions}
+        return _Batch(
+            taken,
+            {turn_id: rows for turn_id, rows in self.evaluations.items() if turn_id in taken},
+            {key: outcome for key, outcome in self.outcomes.items() if key[0] in taken},
+        )
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -96,6 +105,10 @@ class Opened:
     def sessions(self) -> set[str]:
         """Of all its turns."""
         return {one.session_id for one in self.decided.taken.values()}
+
+    def without(self, sessions: set[str]) -> Opened:
+        """The same with nothing of these sessions."""
+        return Opened(self.decided.without(sessions), self.undecided.without(sessions), self.incomplete - sessions)
 
 
 def open_samples(
@@ -131,7 +144,9 @@ def open_samples(
 
 def write_samples(connection: Connection, run: str, opened: Opened) -> int:
     """Insert them, with their evaluations and results, in the caller's transaction, which holds their sessions' locks.
-    Returns how many were new; what is there already stays as it is."""
+    Returns how many were new; what is there already stays as it is, and of erased sessions nothing is taken."""
+    if erased := erased_sessions(connection, opened.sessions):
+        opened = opened.without(erased)
     try:
         with connection.begin_nested():
             new = _write(connection, run, opened.decided)

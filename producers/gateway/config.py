@@ -51,3 +51,5 @@ class GatewayConfig:
     """None: plain HTTP."""
     redaction: RedactionConfig = field(default_factory=RedactionConfig)
     """What is replaced before anything is recorded."""
+    user_secret: str | None = None
+    """Keys the digest that stands for a request's `user`; None: a plain digest."""

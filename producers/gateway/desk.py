@@ -58,7 +58,7 @@ class Desk:
     """Takes requests to the server and their turns to the recorder."""
 
     def __init__(self, config: GatewayConfig, recorder: Recorder, metrics: Metrics) -> None:
-        self._policy = config.policy
+        self._policy, self._user_secret = config.policy, config.user_secret
         self._recorder = recorder
         self._metrics = metrics
         self._siblings = Siblings()
@@ -146,6 +146,7 @@ class Desk:
                 ended_at=ended_at,
                 closes=chat.closes,
                 tenant=chat.tenant,
+                user_secret=self._user_secret,
             )
             for outcome in outcomes
         ]

@@ -23,7 +23,9 @@ from schemas.events import (
     VersionSpan,
 )
 
-NOT_SAMPLING = frozenset({"messages", "tools", "model", "session_id", "user", "metadata", "stream", "stream_options"})
+NOT_SAMPLING = frozenset(
+    {"messages", "tools", "model", "session_id", "user", "metadata", "stream", "stream_options", "safety_identifier"}
+)
 """Fields of a request that say what is asked or by whom; all others say how to answer."""
 
 
@@ -51,6 +53,7 @@ class Exchange:
     ended_at: str
     closes: bool
     tenant: str | None = None
+    user_secret: str | None = None
 
 
 def failed(reason: FinishReason) -> Outcome:
@@ -121,7 +124,16 @@ def _turn(exchange: Exchange, name: str, group_id: str | None) -> TurnRecorded:
         ended_at=exchange.ended_at,
         next_state_ids=[state.next_state_id for state in exchange.place.next_states],
         tenant=exchange.tenant,
+        user_digest=_user_digest(exchange),
     )
+
+
+def _user_digest(exchange: Exchange) -> str | None:
+    """Of the user that the request names; `safety_identifier` is OpenAI's newer word for it."""
+    said = exchange.body.get("user") or exchange.body.get("safety_identifier")
+    if not isinstance(said, str):
+        return None
+    return digests.user_digest(said, tenant=exchange.tenant, secret=exchange.user_secret)
 
 
 def _response(message: Message) -> Response:

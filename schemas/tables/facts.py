@@ -31,8 +31,17 @@ events = Table(
     Column("topic", Text, nullable=False, comment="Topic of the first delivery."),
     Column("partition", Integer, nullable=False, comment="Partition of the first delivery."),
     Column("record_offset", BigInteger, nullable=False, comment="Offset of the first delivery."),
+    Column("dataref", Text, comment="Claim check that holds its data; NULL: they are on the log."),
+    Column(
+        "left_out",
+        Boolean,
+        nullable=False,
+        server_default="false",
+        comment="It came when its session had been erased, so nothing else of it was kept.",
+    ),
     created_at(),
     PrimaryKeyConstraint("source", "event_id"),
+    Index("ix_events_session_id", "session_id"),
     comment="Every event that was recorded, once: the dedupe key and where it stands on the log.",
 )
 
@@ -44,7 +53,9 @@ sessions = Table(
     Column("expected_turns", Integer, comment="How many turns the closing event promised; NULL: not said."),
     Column("expected_next_states", Integer, comment="How many next states the closing event promised."),
     timestamp("closed_at", "When the closing event was recorded; NULL while open."),
+    timestamp("erased_at", "When text and tokens of its rows were removed; NULL: they are there."),
     created_at(),
+    Index("ix_sessions_erased", "session_id", postgresql_where=text("close_reason = 'erased'")),
     comment="One conversation, a tree of turns.",
 )
 
@@ -101,10 +112,13 @@ turns = Table(
         server_default="false",
         comment="A redaction rule replaced text before the event left its writer.",
     ),
+    Column("user_digest", Text, comment="Digest of the user that the request named; NULL: it named none."),
+    timestamp("erased_at", "When its text and tokens were removed on request; ids and counts stay."),
     created_at(precise=True),
     Index("ix_turns_session_id", "session_id"),
     Index("ix_turns_parent_turn_id", "parent_turn_id"),
     Index("ix_turns_group_id", "group_id", postgresql_where=text("group_id IS NOT NULL")),
+    Index("ix_turns_user_digest", "user_digest", postgresql_where=text("user_digest IS NOT NULL")),
     one_of("kind", ("main", "side")),
     one_of("token_source", ("engine", "retokenised", "none")),
     one_of("finish_reason", ("stop", "length", "tool_calls", "aborted", "error")),
@@ -182,6 +196,7 @@ feedback = Table(
     ),
     created_at(),
     Index("ix_feedback_turn_id", "turn_id"),
+    Index("ix_feedback_session_id", "session_id"),
     one_of("thumbs", ("up", "down")),
     comment="People's explicit judgements of turns.",
 )

@@ -14,6 +14,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -131,8 +132,10 @@ model_answers = Table(
     Column("purpose", Text, nullable=False, comment="reward, hint or teacher."),
     Column("model", Text, nullable=False, comment="Model that answered."),
     Column("answer", JSONB, nullable=False, comment="The answer as it came."),
+    Column("session_id", Text, comment="The session that it was asked about first; NULL: about none."),
     created_at(),
     Index("ix_model_answers_question_digest", "question_digest"),
+    Index("ix_model_answers_session_id", "session_id", postgresql_where=text("session_id IS NOT NULL")),
     one_of("purpose", ("reward", "hint", "teacher")),
     comment="Answers of model servers by the digest of the question: the same question is never paid for twice.",
 )
