@@ -11,20 +11,17 @@ from typing import Any
 
 import aiohttp
 
+from processors.evaluators.chat_requests import completion_body, completion_content
 from processors.evaluators.config import ServerConfig
 from processors.evaluators.judge import RewardResult, reward_by_answers, reward_by_rules
-from processors.evaluators.llm_judge import (
-    Answer,
-    completion_body,
-    completion_content,
-    in_either_form,
-    read_answer,
-    samplings,
-)
+from processors.evaluators.llm_judge import Answer, in_either_form, read_answer, samplings
 from processors.evaluators.prompts import prompt_for
 from processors.evaluators.quality import Pair
-from processors.evaluators.server import ModelServer, ServerFault
+from processors.evaluators.server import ModelServer, Overloaded, ServerFault
 from schemas.recipes import JudgeSpec
+
+_TRIES = 8
+"""Of a vote that the server has no room for, each after the pause that it asks for."""
 
 
 @dataclass(kw_only=True)
@@ -77,10 +74,16 @@ async def by_llm(
             prompt = prompt_for("reward", pair.turn(), pair.next_states().next_states, characters=characters)
 
             async def vote(sampling: dict[str, Any]) -> Answer:
-                try:
-                    return await in_either_form(judge, "reward", prompt, partial(_ask, judge, cost, sampling))
-                except ServerFault as fault:
-                    return Answer(fault=fault)
+                for again in range(_TRIES - 1, -1, -1):
+                    try:
+                        return await in_either_form(judge, "reward", prompt, partial(_ask, judge, cost, sampling))
+                    except Overloaded as busy:
+                        if not again:
+                            return Answer(fault=busy)
+                        await asyncio.sleep(busy.pause_s)
+                    except ServerFault as fault:
+                        return Answer(fault=fault)
+                raise AssertionError
 
             answers = await asyncio.gather(*(vote(sampling) for sampling in samplings(alone)))
             return reward_by_answers(alone, pair.next_states(), prompt.digest, judge.model, list(answers)).result

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from processors.evaluators.answers import answer_digest, recorded_answer
+from processors.evaluators.chat_requests import completion_body, completion_content
 from processors.evaluators.once import asked_once
 from processors.evaluators.prompts import LABELS, Prompt, Purpose
 from processors.evaluators.queue import Signal
@@ -76,14 +77,6 @@ async def in_either_form(
                 raise
             server.constrains = False
     return await ask(prompt.free, None)
-
-
-def completion_body(
-    model: str, messages: list[dict[str, str]], sampling: dict[str, Any], constraint: dict[str, Any] | None
-) -> dict[str, Any]:
-    """A request to `/v1/chat/completions`."""
-    held = {} if constraint is None else {"structured_outputs": constraint}
-    return {"model": model, "messages": messages, **sampling, **held}
 
 
 class Panel:
@@ -246,19 +239,3 @@ def _vote(answer: Answer, annotator: str, prompt_digest: str, score: int | None,
         prompt_digest=prompt_digest,
         answer_digest=answer.digest,
     )
-
-
-def completion_content(plain: dict[str, Any]) -> dict[str, Any]:
-    """What of a chat completion is kept: `content` and `finish_reason`.
-
-    Raises:
-        TransientFault: it is none.
-    """
-    try:
-        choice = plain["choices"][0]
-        content = choice["message"].get("content")
-        if content is not None and not isinstance(content, str):
-            raise TypeError(f"its content is a {type(content).__name__}")
-        return {"content": content, "finish_reason": choice.get("finish_reason")}
-    except (KeyError, IndexError, TypeError, AttributeError) as err:
-        raise TransientFault(f"the answer is no chat completion ({type(err).__name__}: {err})") from err

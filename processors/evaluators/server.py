@@ -172,7 +172,8 @@ class ModelServer:
             fault = f"{where}: {status} {_said(raw)}"
             told_s = _seconds(retry_after)
             if began is not None:
-                self.limit.refused(began, fault, told_s)
+                # A 503 without a time may be a server that is away: its work waits by its own attempts.
+                self.limit.refused(began, fault, 0.0 if status == _UNAVAILABLE and told_s is None else told_s)
             if status == _UNAVAILABLE and told_s is None:
                 raise TransientFault(fault)
             raise Overloaded(fault, self.limit.pause_s)

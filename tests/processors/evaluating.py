@@ -73,9 +73,10 @@ async def until(done: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 async def evaluate(config: EvaluatorsConfig, recording: Recording, seconds: float = 60.0) -> None:
-    """Run the service until every evaluation is final."""
+    """Run the service until every evaluation that it may take is final."""
+    mine = UNFINISHED if config.runs is None else f"{UNFINISHED} AND run = ANY(:runs)"
     async with serving(config, recording) as task:
-        await until(lambda: task.done() or recording.one(UNFINISHED) == (0,), seconds)
+        await until(lambda: task.done() or recording.one(mine, runs=list(config.runs or ())) == (0,), seconds)
 
 
 def balance(recording: Recording) -> dict[str, int]:
