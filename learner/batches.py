@@ -49,7 +49,8 @@ class Loaded:
 _CONTENT = text(
     """
     SELECT s.sample_id, s.content_digest, s.state, s.staleness, t.prompt_ids, t.response_ids, t.response_logprobs,
-           s.replay_order IS NOT NULL AS replayed, t.finish_reason, t.policy, t.oldest_version, t.group_id,
+           s.replay_order IS NOT NULL AS replayed, t.erased_at IS NOT NULL AS erased,
+           t.finish_reason, t.policy, t.oldest_version, t.group_id,
            t.session_id, t.ordinal, t.turn_id, t.parent_turn_id, t.token_source, w.value AS reward, f.correction,
            CASE WHEN :text THEN t.messages END AS messages, CASE WHEN :text THEN t.tools END AS tools,
            CASE WHEN :text THEN t.response END AS response,
@@ -135,6 +136,8 @@ def load_trained(connection: Connection, micro_batch_id: str, chat: ChatTokens |
     rows = connection.execute(_CONTENT, named | {"text": needs.text}).all()
     loaded = _loaded(connection, micro_batch_id, needs, [row for row in rows if row.state == "trained"], chat)
     for one in loaded:
+        if one.unusable is not None and one.unusable.reason == "erased":
+            raise LearnerStopped(f"sample {one.sample.sample_id} was trained and then erased on request")
         if one.unusable is not None:
             raise LearnerStopped(
                 f"sample {one.sample.sample_id} was trained and now has no tokens: {one.unusable.detail}. Put the "
@@ -188,7 +191,7 @@ def _loaded(
     if needs.session:
         for sample_id, reward in connection.execute(_EARLIER, {"micro_batch": micro_batch_id}):
             earlier.setdefault(sample_id, []).append(reward)
-    pairs = pairs_of(rows) if needs.pairs else {}
+    pairs = pairs_of([row for row in rows if not row.erased]) if needs.pairs else {}
     return [_checked(row, needs, tuple(earlier.get(row.sample_id, ())), pairs.get(row.sample_id), chat) for row in rows]
 
 
@@ -199,6 +202,8 @@ def _checked(
     pair: tuple[str, bool] | None,
     chat: ChatTokens | None,
 ) -> Loaded:
+    if row.erased:
+        return _erased(row)
     if sample_digest_of(row, needs) != row.content_digest:
         raise LearnerStopped(
             f"sample {row.sample_id} was changed after it became ready (its content digest is another); its "
@@ -226,6 +231,14 @@ def _checked(
     )
     unusable = None if tokens.fault is None else Drop(*tokens.fault)
     return Loaded(sample, row.policy, row.oldest_version, row.replayed, needs.text, unusable)
+
+
+def _erased(row: Any) -> Loaded:
+    """What is left of a sample whose session was erased after its micro-batch was published: nothing to train, always.
+    Which samples a version was made of stays written down with them."""
+    none = np.zeros(0, np.int32)
+    sample = TrainingSample(sample_id=row.sample_id, prompt_ids=none, response_ids=none, response_logprobs=None)
+    return Loaded(sample, row.policy, row.oldest_version, row.replayed, unusable=Drop("erased", DROP_REASONS["erased"]))
 
 
 def _teacher_entries(row: Any) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

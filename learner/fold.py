@@ -24,6 +24,7 @@ from learner.config import LearnerConfig
 from learner.database import Stopped, in_transaction
 from learner.deltas import DeltaFault, apply_delta
 from learner.determinism import differences, threads_of
+from learner.erased import refuse_erased
 from learner.errors import LearnerStopped
 from learner.manifest import base_of, has_weights, kind_of, problems, result_files
 from learner.options import step_options
@@ -92,7 +93,7 @@ def fold(
     newest whole state of a version up to `state_until`, or from version 0 where there is none or that is 0.
 
     Raises:
-        LearnerStopped: the base model or a sample is not as it was.
+        LearnerStopped: the base model or a sample is not as it was, or a sample was erased.
         Stopped: `stop` was set meanwhile.
     """
     base = locate(versions[0].path, config.weights_dir, config.policy, 0)
@@ -102,6 +103,8 @@ def fold(
     options = partial(_options, config, engine, stop)
     state = _newest_state(config, versions[: state_until + 1])
     begin = state["version"] if state else 0
+    last = versions[-1].version
+    in_transaction(engine, stop, partial(refuse_erased, policy=config.policy, begin=begin, end=last))
     run = state["run"] if state else (versions[1].run if len(versions) > 1 else config.run)
     make = partial(
         Policy,

@@ -22,6 +22,7 @@ from learner.commit import NewVersion, StepRecord, commit_step
 from learner.config import LearnerConfig
 from learner.database import Stopped, in_transaction, make_engine
 from learner.determinism import settle
+from learner.erased import erased_since
 from learner.errors import LearnerStopped
 from learner.fold import resume
 from learner.manifest import Lineage, kind_of, manifest_digest
@@ -50,6 +51,9 @@ log = logging.getLogger(__name__)
 _OVERDUE_S = 15.0
 """A micro-batch that was sent this long ago and was not seen was written at another time than its row says (a clock
 that is off by more than the slack below); then the topic is read from its first record."""
+_ERASURES_S = 2.0
+"""Between two looks for erased samples while nothing is trained. Until the look after an erasure, a learner that is
+killed cannot make its state again; a look is one indexed query."""
 _CLOCK_SLACK = "1 hour"
 """Records carry the relay's clock, rows the database's. Reading an hour too much costs a second."""
 
@@ -155,18 +159,23 @@ class _Learner:
             config.bootstrap_servers, MICRO_BATCHES, client_id="hindstream-learner", stop=self._stop
         ) as reader:
             micro_batches = MicroBatchLog(reader, config.run, seq, since)
-            looked, again = time.monotonic(), 0
+            looked = erasures = time.monotonic()
+            again = 0
             while not self._done():
                 message = micro_batches.poll(config.poll_s)
                 if message is not None:
                     self._consume(message)
                     looked = time.monotonic()
+                    self._outlive_erasure()
                 elif time.monotonic() - looked > _OVERDUE_S:
                     looked = time.monotonic()
                     if again != micro_batches.seq and self._overdue(micro_batches.seq):
                         log.warning("micro-batch %d was sent and not seen: reading the topic again", micro_batches.seq)
                         again = micro_batches.seq
                         micro_batches.read_again()
+                if message is None and time.monotonic() - erasures > _ERASURES_S:
+                    erasures = time.monotonic()
+                    self._outlive_erasure()
         self._save_state()
 
     def _done(self) -> bool:
@@ -299,6 +308,14 @@ class _Learner:
         gone = in_transaction(self._engine, self._stop, work).gone
         if gone:
             log.info("deleted the weight files of version %s", ", ".join(map(str, gone)))
+
+    def _outlive_erasure(self) -> None:
+        """Save the state where a sample of the versions since the last one was erased: they cannot be made again."""
+        if self._state_of == self._version:
+            return
+        since = partial(erased_since, policy=self._config.policy, begin=self._state_of, end=self._version)
+        if in_transaction(self._engine, self._stop, since):
+            self._save_state()
 
     def _save_state(self) -> None:
         if self._state_of == self._version or self._version == 0:
