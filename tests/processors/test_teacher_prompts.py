@@ -79,7 +79,7 @@ async def test_it_is_the_policys_own_rendering_whatever_the_request_says(vllm_se
 class Told:
     """A server that keeps what it is asked to render."""
 
-    model = "policy"
+    model = asked_as = "policy"
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
