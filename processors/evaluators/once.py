@@ -72,7 +72,7 @@ async def asked_once(
     asker, look_s = secrets.token_hex(8), _FIRST_LOOK_S
     while True:
         digest = await digest_now()
-        found = await transactions.run(known_or_begin, digest, asker, lease_s)
+        found = await _begin(transactions, digest, asker, lease_s)
         if found == "ask":
             break
         if found is not None:
@@ -98,6 +98,19 @@ async def asked_once(
             await transactions.run(_end, digest, asker)
         raise
     return kept, key
+
+
+async def _begin(transactions: Transactions, digest: str, asker: str, lease_s: float) -> Answer | Literal["ask"] | None:
+    """`known_or_begin`; a caller who is cancelled meanwhile leaves no question behind. Its transaction goes on in its
+    thread, so it is waited for before it is undone."""
+    begin = asyncio.ensure_future(transactions.run(known_or_begin, digest, asker, lease_s))
+    try:
+        return await asyncio.shield(begin)
+    except asyncio.CancelledError:
+        with contextlib.suppress(SQLAlchemyError):  # else the lease ends it
+            if await begin == "ask":
+                await transactions.run(_end, digest, asker)
+        raise
 
 
 def known_or_begin(connection: Connection, digest: str, asker: str, lease_s: float) -> Answer | Literal["ask"] | None:

@@ -297,3 +297,32 @@ async def test_a_question_that_failed_or_was_given_up_is_anybodys_at_once(migrat
     assert await transactions.run(known_or_begin, "d", "next", 1.0) == "ask"
     await asyncio.to_thread(transactions.close)
     engine.dispose()
+
+
+async def test_who_is_cancelled_while_it_begins_to_ask_leaves_no_question_behind(migrated_database_url: str) -> None:
+    """The transaction that begins goes on in its thread after the cancel, and commits."""
+    engine = make_engine(migrated_database_url, pool_size=4, application_name="test")
+    transactions = Transactions(engine, threads=3, name="test")
+
+    async def digest_now() -> str:
+        return "d"
+
+    async def never(_: str) -> tuple[dict[str, Any], str]:
+        raise AssertionError
+
+    with engine.connect() as other:
+        other.exec_driver_sql("LOCK TABLE open_questions IN SHARE MODE")
+        asking_ = asyncio.create_task(
+            asked_once(transactions, digest_now, never, question="q", purpose="reward", model="m")
+        )
+        recording = Recording(migrated_database_url)
+        blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'open_questions'::regclass"
+        await until(lambda: recording.one(blocked) == (1,), 60.0)
+        asking_.cancel()
+        await asyncio.sleep(0)
+        other.rollback()
+    with pytest.raises(asyncio.CancelledError):
+        await asking_
+    assert recording.one("SELECT count(*) FROM open_questions") == (0,)
+    await asyncio.to_thread(transactions.close)
+    engine.dispose()
