@@ -16,6 +16,7 @@ from rich.table import Table
 from sqlalchemy.exc import DBAPIError
 
 from hindstream.endpoints import resolve_endpoints
+from hindstream.erasing.known import known_erased
 from hindstream.errors import UserError
 from hindstream.export.archive import Archive, Plan, export_archive
 from hindstream.export.data_set import write_data_set
@@ -63,10 +64,9 @@ def export(
     endpoints = resolve_endpoints(settings)
     console = Console(stderr=True)
     with ExitStack() as stack:
-        engine = None
-        if names is None or names:
-            engine = make_engine(endpoints.database_url, pool_size=1, application_name=_APPLICATION)
-            stack.callback(engine.dispose)
+        database = make_engine(endpoints.database_url, pool_size=1, application_name=_APPLICATION)
+        stack.callback(database.dispose)
+        engine = database if names is None or names else None
         plan = Plan(
             to=to,
             format=kind,
@@ -77,6 +77,7 @@ def export(
             since=_moment(since, "since"),
             until=_moment(until, "until"),
             sessions=frozenset(filter(None, sessions.split(","))) if sessions is not None else None,
+            erased=told(lambda: known_erased(database)) if facts else frozenset(),
         )
         archive = told(lambda: _export(plan, console))
     _show(archive, to)

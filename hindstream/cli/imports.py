@@ -18,6 +18,7 @@ from rich.console import Console
 
 from hindstream.cli.import_screen import FileBar, ImportBar, print_left_out, print_reports
 from hindstream.endpoints import resolve_endpoints
+from hindstream.erasing.known import WithoutErased, erased_as_told
 from hindstream.errors import UserError
 from hindstream.settings import Settings, load_settings
 from producers.importers import IMPORTERS, RefusedRow
@@ -96,19 +97,26 @@ def _find(files: list[str], format_name: str | None) -> Findings:
 def _all(stack: ExitStack, files: list[Found], dry_run: bool, refused: TextIO | None) -> list[ImportReport]:
     publisher: Publisher | None = None
     blobs: BlobStore | None = None
+    erased: frozenset[str] = frozenset()
     if not dry_run:
         settings = load_settings()
+        erased = erased_as_told(settings)
         publisher, blobs = stack.enter_context(_publisher(settings)), DirectoryBlobStore(settings.blobs_dir)
     bar = stack.enter_context(ImportBar([found.path for found in files]))
     reports = []
     for found in files:
         with bar.file(found.path) as advance:
-            reports.append(_one(found, publisher, blobs, advance, refused))
+            reports.append(_one(found, publisher, blobs, advance, refused, erased))
     return reports
 
 
 def _one(
-    found: Found, publisher: Publisher | None, blobs: BlobStore | None, bar: FileBar, refused: TextIO | None
+    found: Found,
+    publisher: Publisher | None,
+    blobs: BlobStore | None,
+    bar: FileBar,
+    refused: TextIO | None,
+    erased: frozenset[str],
 ) -> ImportReport:
     def refuse(row: RefusedRow) -> None:
         if refused is not None:
@@ -117,7 +125,7 @@ def _one(
     try:
         if publisher is None or blobs is None:
             return survey_file(found.importer, found.path, bar.show, refuse)
-        return import_file(found.importer, found.path, publisher, blobs, bar.show, refuse)
+        return import_file(WithoutErased(found.importer, erased), found.path, publisher, blobs, bar.show, refuse)
     except ImportFailed as err:
         raise UserError(str(err)) from None
     except OSError as err:

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "gateway": ("hindstream.cli.gateway", "The OpenAI-compatible server that records conversations.", "app"),
     "keys": ("hindstream.cli.keys", "Who may use the gateway: create, list and revoke keys.", "app"),
     "import": ("hindstream.cli.imports", "Bring historical conversations into the log.", "import_"),
+    "erase": ("hindstream.cli.erase", "Remove what was said in a session, or by a user, for good.", "erase"),
     "export": ("hindstream.cli.export", "Archives of facts and derived rows; data sets for other trainers.", "app"),
     "dead-letters": (
         "hindstream.cli.dead_letters",

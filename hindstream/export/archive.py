@@ -49,6 +49,8 @@ class Plan:
     since: datetime | None = None
     until: datetime | None = None
     sessions: frozenset[str] | None = None
+    erased: frozenset[str] = frozenset()
+    """Of these sessions no record of the log goes in, but for the events that say that they are erased."""
 
 
 @dataclass
@@ -113,7 +115,9 @@ def _write(plan: Plan, root: Path, now: datetime, on_progress: OnProgress) -> Ar
             def told(records: int) -> None:
                 on_progress(EVENTS.name, records, total)
 
-            archive.log = export_log(plan.log, bounds, plan.sessions, plan.blobs, writers, plan.format, told)
+            archive.log = export_log(
+                plan.log, bounds, plan.sessions, plan.blobs, writers, plan.format, told, erased=plan.erased
+            )
             archive.parts |= {name: one.close() for name, one in writers.items()}
     _dump(root / SCHEMA, describe(specs, plan.format))
     _dump(root / MANIFEST, _manifest(plan, archive, now))

@@ -42,7 +42,7 @@ _COLUMNS = (
     turns.c.policy,
     turns.c.newest_version,
 )
-_WHOLE = and_(turns.c.kind == "main", turns.c.finish_reason.in_(("stop", "tool_calls")))
+_WHOLE = and_(turns.c.kind == "main", turns.c.finish_reason.in_(("stop", "tool_calls")), turns.c.erased_at.is_(None))
 
 
 @dataclass(frozen=True)

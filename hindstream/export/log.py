@@ -18,6 +18,7 @@ from processors.replay.progress import Offsets
 from processors.replay.sources import TopicLog
 from schemas.claim_check import BlobStore
 from schemas.envelope import MalformedEvent, decode
+from schemas.events import SESSION_CLOSED, SessionClosed
 from schemas.structured import LogRecord, attributes_of, is_strict_json, other_headers, to_line
 
 _NAMED = [column.name for column in EVENTS.columns[:8]]
@@ -43,12 +44,15 @@ def export_log(
     writers: dict[str, TableWriter],
     format_: Format,
     on_records: Callable[[int], None],
+    *,
+    erased: frozenset[str] = frozenset(),
 ) -> LogExport:
     """Write the records of `log` within `bounds` to the writers `events` and `unreadable`.
 
     Args:
         sessions: only events of these; None: all.
         on_records: told how many records were read so far.
+        erased: sessions of which nothing is written, but for the events that say that they are erased.
 
     Raises:
         LogAway: no broker answers.
@@ -57,7 +61,8 @@ def export_log(
     starts, ends = bounds
     counts = {EVENTS.name: 0, UNREADABLE.name: 0}
     for number, (delivery, seconds) in enumerate(log.read(starts, ends, threading.Event()), start=1):
-        if sessions is None or (delivery.key or b"").decode("utf-8", errors="replace") in sessions:
+        session = (delivery.key or b"").decode("utf-8", errors="replace")
+        if (sessions is None or session in sessions) and (session not in erased or _is_tombstone(delivery)):
             table, row = _row(delivery, datetime.fromtimestamp(seconds, UTC), blobs, format_)
             date = datetime.fromtimestamp(seconds, UTC).date().isoformat()
             writers[table].write(date, row)
@@ -66,6 +71,17 @@ def export_log(
             on_records(number)
     on_records(sum(ends[p] - starts[p] for p in starts))
     return LogExport(starts=starts, ends=ends, events=counts[EVENTS.name], unreadable=counts[UNREADABLE.name])
+
+
+def _is_tombstone(delivery: Delivery) -> bool:
+    """Whether the record says that its session is erased."""
+    if ("ce_type", SESSION_CLOSED.encode()) not in delivery.headers:
+        return False
+    try:
+        data = decode(delivery.value, delivery.headers).data
+    except (MalformedEvent, RecursionError):
+        return False
+    return isinstance(data, SessionClosed) and data.reason == "erased"
 
 
 def _row(delivery: Delivery, time: datetime, blobs: BlobStore, format_: Format) -> tuple[str, Row | bytes]:

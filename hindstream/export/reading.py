@@ -49,10 +49,13 @@ class ArchiveReader:
             KeyError: the archive has no such table.
             ValueError: a file is not what the schema says.
         """
-        spec = self.specs[table]
         for file in self.manifest["tables"][table]["files"]:
-            path = self.root / file["path"]
-            yield from _parquet(path, spec) if path.suffix == ".parquet" else _json_lines(path, spec)
+            yield from self.rows_of(table, file["path"])
+
+    def rows_of(self, table: str, file: str) -> Iterator[Row]:
+        """The rows of one file of a table; `file` as the manifest names it."""
+        path, spec = self.root / file, self.specs[table]
+        yield from _parquet(path, spec) if path.suffix == ".parquet" else _json_lines(path, spec)
 
     def faults(self) -> Iterator[str]:
         """What is wrong with its files: missing, changed, or none of the archive's."""

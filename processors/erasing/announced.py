@@ -65,14 +65,18 @@ def empty_letters(connection: Connection, letters: Sequence[Any]) -> int:
 
 def wordy_signals(connection: Connection, session_id: str) -> list[tuple[Any, SignalFinal]]:
     """Rows of the outbox that announce signals of the session with words, and the same without."""
-    found = connection.exec_driver_sql(_SIGNALS, {"session": session_id})
-    names = [content_id("signal", row.run, row.turn_id, row.signal) for row in found]
     wordy = []
-    for row in _messages(connection, SIGNALS, names):
+    for row in _messages(connection, SIGNALS, _signal_names(connection, session_id)):
         said = msgspec.json.decode(row.value, type=SignalFinal)
         if said.text is not None or said.explanation is not None:
             wordy.append((row, msgspec.structs.replace(said, text=None, explanation=None)))
     return wordy
+
+
+def signals_sent(connection: Connection, session_id: str) -> int:
+    """How many signals of the session are on their topic."""
+    found = _messages(connection, SIGNALS, _signal_names(connection, session_id))
+    return sum(row.sent_at is not None for row in found)
 
 
 def empty_signals(connection: Connection, session_id: str) -> int:
@@ -83,9 +87,14 @@ def empty_signals(connection: Connection, session_id: str) -> int:
     return len(wordy)
 
 
+def _signal_names(connection: Connection, session_id: str) -> list[str]:
+    found = connection.exec_driver_sql(_SIGNALS, {"session": session_id})
+    return [content_id("signal", row.run, row.turn_id, row.signal) for row in found]
+
+
 def _messages(connection: Connection, topic: str, names: Sequence[str]) -> Sequence[Any]:
     return connection.exec_driver_sql(
-        "SELECT outbox_id, value FROM outbox WHERE topic = %(topic)s AND message_id = ANY(%(names)s)",
+        "SELECT outbox_id, value, sent_at FROM outbox WHERE topic = %(topic)s AND message_id = ANY(%(names)s)",
         {"topic": topic, "names": list(names)},
     ).all()
 

@@ -1,0 +1,1 @@
+"""`hindstream erase`: what is known of sessions is found, shown, and taken away."""
