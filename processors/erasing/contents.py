@@ -50,7 +50,9 @@ CONTENTS = (
     ),
     # A fault in words may quote what was said.
     Contents("samples", _OF_TURNS, {"drop_detail": f"CASE WHEN drop_reason = '{ERASED}' THEN %(detail)s::text END"}),
-    Contents("evaluations", _OF_TURNS, {"reason": f"CASE WHEN state = 'failed' THEN '{ERASED}' END"}),
+    Contents(
+        "evaluations", _OF_TURNS, {"reason": f"CASE WHEN state = 'failed' OR reason = '{ERASED}' THEN '{ERASED}' END"}
+    ),
     Contents(
         "next_states",
         _OF_SESSION,

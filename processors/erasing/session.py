@@ -17,6 +17,10 @@ ON CONFLICT (session_id) DO UPDATE SET close_reason = 'erased', closed_at = coal
 WHERE sessions.close_reason IS DISTINCT FROM 'erased'
 """
 
+_LOCK_EVALUATIONS = f"SELECT 1 FROM evaluations WHERE turn_id IN {TURNS} ORDER BY run, turn_id, signal FOR UPDATE"
+"""Who finishes one at this moment is waited for, so that what he writes is there to be emptied; nobody begins."""
+_LOCK_SAMPLES = f"SELECT 1 FROM samples WHERE turn_id IN {TURNS} ORDER BY sample_id FOR UPDATE"
+
 _CANCEL = f"""
 UPDATE evaluations SET state = CASE WHEN state = 'waiting' THEN 'done' ELSE 'failed' END, reason = '{ERASED}',
        worker = NULL, lease_until = NULL, available_at = NULL, finished_at = now()
@@ -72,14 +76,15 @@ def erase_session(connection: Connection, session_id: str) -> dict[str, int]:
         _must_follow(SAMPLE_TRANSITIONS, before, "dropped")
     for before, after in (("waiting", "done"), ("open", "failed"), ("claimed", "failed")):
         _must_follow(EVALUATION_TRANSITIONS, before, after)
-    rows = {"evaluations cancelled": connection.exec_driver_sql(_CANCEL, values).rowcount}
+    for lock in (_LOCK_EVALUATIONS, _LOCK_SAMPLES):
+        connection.exec_driver_sql(lock, values)
+    rows = {contents.table: empty(connection, contents, session_id) for contents in CONTENTS}
+    rows["evaluations cancelled"] = connection.exec_driver_sql(_CANCEL, values).rowcount
     rows["samples dropped"] = connection.exec_driver_sql(_DROP, values).rowcount
     connection.exec_driver_sql(_LINKED, values)
     rows["model_answers"] = connection.exec_driver_sql(f"DELETE {_ANSWERS}", values).rowcount
     rows["dead_letters"] = empty_letters(connection, letters_of(connection, session_id))
     rows["outbox"] = empty_signals(connection, session_id)
-    for contents in CONTENTS:
-        rows[contents.table] = empty(connection, contents, session_id)
     connection.exec_driver_sql(_DONE, values)
     return rows
 
