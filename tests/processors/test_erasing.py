@@ -146,8 +146,9 @@ def conversation(session: str = "s", words: str = CANARY) -> list[Any]:
     ]
 
 
-def fill_results(recording: Recording, run: str = "live", turn_id: str = "s1") -> None:
-    """What evaluators leave of a turn, as they write it, and its announcements."""
+def fill_results(recording: Recording, run: str = "live", session: str = "s") -> None:
+    """What evaluators leave of the session's first turn, as they write it, and its announcements."""
+    turn_id = f"{session}1"
     with recording.engine.begin() as connection:
         signals: list[tuple[Literal["reward", "hint"], str]] = [("reward", "HUMAN"), ("hint", "LLM")]
         for signal, kind in signals:
@@ -167,18 +168,20 @@ def fill_results(recording: Recording, run: str = "live", turn_id: str = "s1") -
                 )
             )
             keep_answer(connection, f"answer-{signal}", question="q", purpose=signal, model="m", answer={"c": CANARY})
-            said = SignalFinal(run=run, session_id="s", turn_id=turn_id, signal=signal, status="x", text=CANARY)
+            said = SignalFinal(run=run, session_id=session, turn_id=turn_id, signal=signal, status="x", text=CANARY)
             connection.execute(
                 tables.outbox.insert().values(
                     topic="signals",
                     message_id=content_id("signal", run, turn_id, signal),
                     message_type=SIGNAL_FINAL,
-                    key="s",
+                    key=session,
                     value=msgspec.json.encode(said),
                 )
             )
         # An answer that no vote names yet: its worker died between the two.
-        keep_answer(connection, "orphan", question="q", purpose="hint", model="m", answer={"c": CANARY}, session_id="s")
+        keep_answer(
+            connection, "orphan", question="q", purpose="hint", model="m", answer={"c": CANARY}, session_id=session
+        )
         connection.execute(
             tables.rewards.insert().values(
                 run=run, turn_id=turn_id, status="scored", value=1.0, votes_valid=1, votes_total=1, explanation=CANARY
