@@ -81,7 +81,7 @@ def show(report: Report, *, done: bool = False) -> None:
             say(f"  {path}: {count}")
     if report.seen:
         console.print(_weights(report.seen))
-        say("The weights of these versions stay as they are. `hindstream weights rollback` serves one from before.")
+        say("These weights stay as they are; to be sure, serve a version from before and train again from it.")
     elif report.sessions:
         say("No weight version had seen them.")
     for one in report.in_training:

@@ -25,7 +25,7 @@ from schemas.events import EventData, SessionClosed, Tokens, TurnRecorded
 _AS_IT_IS = frozenset(
     {
         *("turn_id", "parent_turn_id", "next_state_id", "next_state_ids", "feedback_id", "group_id", "session_id"),
-        *("kind", "ordinal", "finish_reason", "policy", "tokens", "tenant", "redacted", "sanitised"),
+        *("kind", "ordinal", "finish_reason", "policy", "tokens", "tenant", "user_digest", "redacted", "sanitised"),
         *("started_at", "ended_at", "observed_at", "given_at", "score", "thumbs", "verdict", "exit_code"),
     }
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from producers.gateway.sessions import Siblings, locate
 from producers.gateway.turns import Exchange, Outcome, events_of, failed
+from schemas.digests import user_digest
 from schemas.envelope import decode, encode
 from schemas.events import NextStateObserved, SessionClosed, TurnRecorded
 from schemas.text import from_raw
@@ -55,6 +57,28 @@ def test_next_states_go_before_the_turn_that_names_them() -> None:
     assert turn.sampling == {"temperature": 0.5}
     assert turn.policy.name == "p"
     assert closed.reason == "done"
+
+
+@pytest.mark.parametrize("field", ["user", "safety_identifier"])
+def test_of_the_user_only_a_digest_is_recorded(field: str) -> None:
+    def recorded(**more: Any) -> TurnRecorded:
+        one = replace(exchange(Siblings(), body={field: "ann@example.org"}), **more)
+        _, events = events_of(one, Siblings())
+        assert not any(b"ann@" in encode(event).value for event in events)
+        (turn,) = (event.data for event in events if isinstance(event.data, TurnRecorded))
+        return turn
+
+    digests = [
+        recorded().user_digest,
+        recorded(tenant="acme").user_digest,
+        recorded(user_secret="pepper").user_digest,
+        recorded(user_secret="salt").user_digest,
+    ]
+    assert digests[0] == user_digest("ann@example.org")
+    assert digests[2] == user_digest("ann@example.org", secret="pepper")
+    assert len(set(digests)) == 4
+    _, events = events_of(exchange(Siblings(), body={field: 7}), Siblings())
+    assert [event.data.user_digest for event in events if isinstance(event.data, TurnRecorded)] == [None]
 
 
 def test_a_request_sent_again_repeats_its_next_states_byte_for_byte() -> None:
