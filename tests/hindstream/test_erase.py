@@ -118,6 +118,42 @@ def test_looking_changes_nothing_and_says_what_would_go(deployment: Deployment) 
     assert "No weight version had seen them." in shown
 
 
+def test_the_weights_that_had_seen_it_are_shown_and_a_trainer_that_could_not_go_on_is_warned_of(
+    deployment: Deployment,
+) -> None:
+    with deployment.recording.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO micro_batches (micro_batch_id, run, policy, seq, recipe_digest, digest, size, state) "
+            "VALUES ('b', 'live', 'policy', 1, 'r', 'd', 1, 'consumed'), ('c', 'live', 'policy', 2, 'r', 'd', 1, "
+            "'published')"
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO weight_versions (policy, version, parent_version, run, micro_batch_id, path, manifest, "
+            "manifest_sha256) VALUES ('policy', 0, NULL, NULL, NULL, '/', '{}', 'm'), "
+            "('policy', 1, 0, 'live', 'b', '/', '{}', 'm'), ('policy', 2, 1, 'live', NULL, '/', '{}', 'm')"
+        )
+        for turn, state, batch in (("1", "trained", "b"), ("2", "batched", "c")):
+            connection.exec_driver_sql(
+                "UPDATE samples SET state = %(state)s, micro_batch_id = %(batch)s, drop_reason = NULL "
+                "WHERE turn_id = %(turn)s",
+                {"state": state, "batch": batch, "turn": deployment.gone + turn},
+            )
+    states = deployment.home / "weights" / "policy" / "state"
+    states.mkdir(parents=True)
+    told = deployment.erase("--dry-run")
+    assert [(one["version"], one["samples"]) for one in told["weights"]] == [(1, 1), (2, 0)]
+    assert told["without_state"] == [{"policy": "policy", "state": 0, "version": 1}]
+    assert told["in_training"] == [{"policy": "policy", "run": "live", "seq": 2, "samples": 1}]
+    shown = deployment.run("erase", "--session", deployment.gone, "--yes").stdout
+    assert "0, by descent" in shown
+    assert "Micro-batch 2 of run live has 1 samples of them" in shown
+    assert "WARNING policy policy: version 1 had seen them" in shown
+    (states / "v000002.pt").touch()
+    again = deployment.erase("--dry-run")
+    assert again["without_state"] == []
+    assert again["weights"] == told["weights"]
+
+
 def test_who_does_not_confirm_erases_nothing(deployment: Deployment) -> None:
     result = CliRunner().invoke(app, ["erase", "--session", deployment.gone], input="n\n")
     assert result.exit_code == 1
@@ -152,7 +188,10 @@ async def test_the_log_read_again_into_a_new_run_or_a_new_database_gives_no_row_
         asked = config(recording, "again", recipe(), selection=ours)
         open_replay(asked, log)
         assert (await asyncio.wait_for(run_replay(asked, log, asyncio.Event()), 120)).finished
-        assert recording.rows("SELECT DISTINCT session_id FROM samples WHERE run = 'again'") == [(deployment.other,)]
+        untold = "SELECT DISTINCT session_id FROM samples WHERE run = 'again' AND drop_reason IS DISTINCT FROM 'erased'"
+        assert recording.rows(untold) == [(deployment.other,)]
+        if url is None:
+            assert recording.rows("SELECT 1 FROM samples WHERE run = 'again' AND drop_reason = 'erased'") == []
         assert holds(recording, *NEEDLES) == []
         if url is not None:
             recording.engine.dispose()
