@@ -18,13 +18,14 @@ from producers.gateway.config import GatewayConfig
 from producers.gateway.conversations import Conversations
 from producers.gateway.desk import Desk, TurnFailed
 from producers.gateway.feedback_api import feedback
-from producers.gateway.keys import CONFIG, CONVERSATIONS, COUNTS, DESK, METRICS, RECORDER, UPSTREAM
+from producers.gateway.idle import IdleConnections
+from producers.gateway.keys import CONFIG, CONVERSATIONS, COUNTS, DESK, IDLE, METRICS, RECORDER, UPSTREAM
 from producers.gateway.messages_api import count_tokens, messages
 from producers.gateway.metrics import Metrics
 from producers.gateway.quiet import server_log
 from producers.gateway.recorder import Recorder
+from producers.gateway.refusal import BadRequest
 from producers.gateway.replying import END, told
-from producers.gateway.requests import BadRequest
 from producers.gateway.responses_api import one_response, responses
 from producers.gateway.states import ROUTES as STATES
 from producers.gateway.tls import Tls
@@ -52,9 +53,10 @@ def create_app(config: GatewayConfig) -> web.Application:
         SpoolInUse: another gateway has the spool directory.
     """
     guard = Guard(config.access, config.host, config.database_url, config.spool_dir.parent / "gateway-keys.json")
-    middlewares = [_counted, _told, guard.middleware()]
+    idle = IdleConnections(config.idle_s)
+    middlewares = [idle.middleware(), _counted, _told, guard.middleware()]
     app = web.Application(client_max_size=config.max_body_bytes, middlewares=middlewares)
-    app[CONFIG] = config
+    app[CONFIG], app[IDLE] = config, idle
     app[RECORDER] = Recorder(config)
     app[METRICS] = Metrics(app[RECORDER])
     app[DESK] = Desk(config, app[RECORDER], app[METRICS])
@@ -83,23 +85,26 @@ async def running(config: GatewayConfig) -> AsyncIterator[str]:
         BadRule: a redaction rule is none.
     """
     tls = Tls(config.tls) if config.tls is not None else None
+    app = create_app(config)
     runner = web.AppRunner(
-        create_app(config),
+        app,
         handler_cancellation=True,
         shutdown_timeout=_SHUTDOWN_S,
         access_log=None,
         logger=server_log,
     )
-    watching = asyncio.ensure_future(tls.watch()) if tls is not None else None
+    watching = [asyncio.ensure_future(tls.watch())] if tls is not None else []
     try:
         await runner.setup()
+        assert runner.server is not None  # there is one since it was set up
+        watching.append(asyncio.ensure_future(app[IDLE].watch(runner.server)))
         site = web.TCPSite(runner, config.host, config.port, ssl_context=tls.context if tls is not None else None)
         await site.start()
         scheme, (host, port) = "https" if tls is not None else "http", runner.addresses[0][:2]
         yield f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     finally:
-        if watching is not None:
-            watching.cancel()
+        for task in watching:
+            task.cancel()
         await runner.cleanup()
 
 

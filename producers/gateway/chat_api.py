@@ -8,16 +8,17 @@ from contextlib import aclosing
 from aiohttp import web
 
 from producers.gateway import json_io, sse
+from producers.gateway.bodies import body_of
 from producers.gateway.desk import Streamed
-from producers.gateway.keys import CONFIG, COUNTS, DESK, METRICS, UPSTREAM
+from producers.gateway.keys import COUNTS, DESK, METRICS, UPSTREAM
 from producers.gateway.replying import send_stream
-from producers.gateway.requests import ChatRequest, chat_request, read_body
+from producers.gateway.requests import ChatRequest, chat_request
 from schemas.events import TurnKind
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """The handler."""
-    body = await read_body(request, request.app[CONFIG].max_body_bytes)
+    body = await body_of(request)
     chat = read_chat(request, body)
     if not body.get("stream"):
         reply = await request.app[DESK].whole(request.app[UPSTREAM], chat)

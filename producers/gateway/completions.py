@@ -16,14 +16,16 @@ from typing import Any
 from aiohttp import web
 
 from producers.gateway import json_io, sse
+from producers.gateway.bodies import body_of
 from producers.gateway.chat_api import read_chat
 from producers.gateway.chat_stream import one_version
 from producers.gateway.desk import Desk, Streamed, TurnFailed
 from producers.gateway.gathering import Gathered
-from producers.gateway.keys import CONFIG, DESK, UPSTREAM
+from producers.gateway.keys import DESK, UPSTREAM
 from producers.gateway.receipts import Receipt
+from producers.gateway.refusal import BadRequest
 from producers.gateway.replying import send_stream
-from producers.gateway.requests import OUR_FIELDS, BadRequest, ChatRequest, read_body
+from producers.gateway.requests import OUR_FIELDS, ChatRequest
 from producers.gateway.sessions import Place
 from producers.gateway.upstream import COMPLETIONS, Upstream, UpstreamFailed
 from schemas.envelope import utc_now
@@ -32,12 +34,15 @@ from schemas.events import FinishReason
 _NO_IDS = ("echo", "use_beam_search", "best_of", "prompt_embeds")
 """With these the ids of an answer are not those that were sampled, or not in order."""
 
+_MAX_PROMPTS = 2048
+"""Prompts of one request, as OpenAI bounds them."""
+
 Plain = dict[str, Any]
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
     """The handler."""
-    body = await read_body(request, request.app[CONFIG].max_body_bytes)
+    body = await body_of(request)
     work = _Work(request, body)
     if not body.get("stream"):
         completion = await work.whole()
@@ -55,6 +60,8 @@ def prompts_of(body: Plain) -> list[str]:
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
     found = prompt if isinstance(prompt, list) and several else [prompt]
+    if len(found) > _MAX_PROMPTS:
+        raise BadRequest(f"prompt: {len(found)} prompts; at most {_MAX_PROMPTS} are taken", "prompt", 413)
     for one in found:
         ids = isinstance(one, list) and one and all(isinstance(token, int) for token in one)
         if not isinstance(one, str) and not ids:

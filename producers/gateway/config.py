@@ -40,6 +40,10 @@ class GatewayConfig:
     """While the broker is away it is tried again this often, in the background: no request waits for it."""
     max_body_bytes: int = 64 << 20
     """Largest request. A conversation of 32k tokens has 200 kB of text; pictures in base64 make the rest."""
+    body_timeout_s: float = 60.0
+    """How long a request's body may take to come. 64 MiB in it are 9 Mbit/s."""
+    idle_s: float = 75.0
+    """How long a connection may wait for a whole request head, whatever bytes come."""
     spool_max_bytes: int = 4 << 30
     """The spool's bound. Beyond it turns are served and not recorded, and the caller is told. A turn of 500 tokens
     takes about 10 kB, so this is an hour of 100 turns a second."""

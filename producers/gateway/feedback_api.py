@@ -9,10 +9,11 @@ from typing import Any
 from aiohttp import web
 
 from producers.gateway.access.callers import caller_of, public
-from producers.gateway.keys import CONFIG, DESK, RECORDER
+from producers.gateway.bodies import body_of
+from producers.gateway.keys import DESK, RECORDER
 from producers.gateway.receipts import Receipt
+from producers.gateway.refusal import BadRequest
 from producers.gateway.replying import told
-from producers.gateway.requests import BadRequest, read_body
 from producers.gateway.sessions import SOURCE
 from schemas.digests import content_id
 from schemas.envelope import new_event, utc_now
@@ -36,7 +37,7 @@ _LOOKS = "\ufe0f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 
 async def feedback(request: web.Request) -> web.Response:
     """The handler: 200 when it is recorded (or waits in the spool), 503 when it is nowhere."""
-    body = await read_body(request, request.app[CONFIG].max_body_bytes)
+    body = await body_of(request)
     given = _feedback(request, body)
     recorder = request.app[RECORDER]
     event = new_event(given, id=given.feedback_id, source=SOURCE, time=utc_now())

@@ -11,12 +11,14 @@ from aiohttp import web
 
 from producers.gateway import sse
 from producers.gateway.blocks import Block, Blocks, Step
+from producers.gateway.bodies import body_of
 from producers.gateway.chat_api import read_chat
 from producers.gateway.desk import Streamed, TurnFailed
-from producers.gateway.keys import CONFIG, DESK, UPSTREAM
+from producers.gateway.keys import DESK, UPSTREAM
 from producers.gateway.messages_request import to_chat
+from producers.gateway.refusal import BadRequest
 from producers.gateway.replying import send_stream
-from producers.gateway.requests import BadRequest, ChatRequest, chat_request, read_body
+from producers.gateway.requests import ChatRequest, chat_request
 from producers.gateway.upstream import UpstreamFailed
 
 _STOP = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -26,7 +28,7 @@ Plain = dict[str, Any]
 
 async def messages(request: web.Request) -> web.StreamResponse:
     """The handler."""
-    body = await read_body(request, request.app[CONFIG].max_body_bytes)
+    body = await body_of(request)
     chat = read_chat(request, to_chat(body))
     desk = request.app[DESK]
     if not body.get("stream"):
@@ -40,7 +42,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
 async def count_tokens(request: web.Request) -> web.StreamResponse:
     """`/v1/messages/count_tokens`: by the policy's own template and tokenizer."""
-    body = await read_body(request, request.app[CONFIG].max_body_bytes)
+    body = await body_of(request)
     chat = chat_request(request, to_chat({"max_tokens": 1, **body}))
     try:
         ids = await request.app[UPSTREAM].prompt_ids(chat.body)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from producers.gateway.requests import BadRequest
+from producers.gateway.refusal import BadRequest
 
 _OWN = frozenset(
     {

@@ -5,15 +5,14 @@ Only what recording needs is checked; everything else is the model server's to a
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast, get_args
+from typing import Any, cast, get_args
 
 from aiohttp import web
 
 from producers.gateway.access.callers import caller_of
+from producers.gateway.refusal import BadRequest
 from producers.gateway.sessions import Message, derived_session
-from schemas.depth import MAX_DEPTH, nested_deeply
 from schemas.events import NextStateKind, TurnKind
 
 OUR_FIELDS = frozenset({"session_id", "turn_type", "session_done", "next_state_kind", "no_record"})
@@ -23,17 +22,8 @@ _MAX_SESSION_ID = 256
 _MAX_N = 128
 """Answers of one request, as OpenAI bounds them."""
 
-_INT64 = range(-(1 << 63), 1 << 64)
-"""The integers that the event's JSON can hold."""
-
-
-class BadRequest(ValueError):
-    """The request is refused with `status`; `field` is the one at fault, None where it is the body as a whole."""
-
-    def __init__(self, message: str, field: str | None = None, status: int = 400) -> None:
-        super().__init__(message)
-        self.field = field
-        self.status = status
+MAX_MESSAGES = 10_000
+"""Each is hashed and recorded; the longest conversations of agents have hundreds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +40,6 @@ class ChatRequest:
     next_state_kind: NextStateKind | None
     tenant: str | None = None
     recorded: bool = True
-
-
-async def read_body(request: web.Request, max_bytes: int) -> dict[str, Any]:
-    """The request's JSON object. `max_bytes` is the application's bound, to be named where it is exceeded.
-
-    Raises:
-        BadRequest: it is none, or cannot be recorded.
-    """
-    return _parse(await _data(request, max_bytes))
 
 
 def chat_request(request: web.Request, body: dict[str, Any], kind: TurnKind = "main") -> ChatRequest:
@@ -100,33 +81,12 @@ def chat_request(request: web.Request, body: dict[str, Any], kind: TurnKind = "m
     )
 
 
-async def _data(request: web.Request, max_bytes: int) -> bytes:
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as err:
-        raise BadRequest(f"the body is over {max_bytes} bytes", status=413) from err
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(data, parse_int=_integer, parse_constant=_no_number)
-    except BadRequest:
-        raise
-    except RecursionError as err:
-        raise BadRequest("the body is nested too deeply") from err
-    except ValueError as err:
-        raise BadRequest(f"the body is not JSON: {err}") from err
-    if not isinstance(body, dict):
-        raise BadRequest("the body is no JSON object")
-    if nested_deeply(body):
-        raise BadRequest(f"the body is nested too deeply (over {MAX_DEPTH} levels)")
-    return body
-
-
 def _messages(body: dict[str, Any]) -> list[Message]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages: a list of at least one message is needed", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise BadRequest(f"messages: {len(messages)} messages; at most {MAX_MESSAGES} are taken", "messages", 413)
     for place, message in enumerate(messages):
         if not isinstance(message, dict):
             raise BadRequest(f"messages[{place}]: each message is an object", f"messages[{place}]")
@@ -160,14 +120,3 @@ def _choice(
     if given is not None and given.strip().lower() not in allowed:
         raise BadRequest(f"{where}: {' or '.join(allowed)}, not {given[:40]!r}", where)
     return given.strip().lower() if given is not None else None
-
-
-def _integer(digits: str) -> int:
-    number = int(digits) if len(digits) <= 20 else None
-    if number is None or number not in _INT64:
-        raise BadRequest(f"the body has an integer of more than 64 bits ({digits[:24]}…)")
-    return number
-
-
-def _no_number(name: str) -> NoReturn:
-    raise BadRequest(f"the body has {name}, which is no JSON")

@@ -11,12 +11,14 @@ from aiohttp import web
 from producers.gateway import sse
 from producers.gateway.access.callers import caller_of, public
 from producers.gateway.blocks import Blocks
+from producers.gateway.bodies import body_of
 from producers.gateway.chat_api import read_chat
 from producers.gateway.conversations import Kept
 from producers.gateway.desk import Streamed
-from producers.gateway.keys import CONFIG, CONVERSATIONS, DESK, UPSTREAM
+from producers.gateway.keys import CONVERSATIONS, DESK, UPSTREAM
+from producers.gateway.refusal import BadRequest
 from producers.gateway.replying import send_stream, told
-from producers.gateway.requests import BadRequest, ChatRequest, read_body
+from producers.gateway.requests import ChatRequest
 from producers.gateway.responses_form import events_of, response_of, status_of
 from producers.gateway.responses_request import to_chat
 
@@ -25,7 +27,7 @@ Plain = dict[str, Any]
 
 async def responses(request: web.Request) -> web.StreamResponse:
     """The handler."""
-    body = await read_body(request, request.app[CONFIG].max_body_bytes)
+    body = await body_of(request)
     before = _before(request, body.get("previous_response_id"))
     chat_body, conversation = to_chat(body, before.messages if before else [])
     if before is not None:

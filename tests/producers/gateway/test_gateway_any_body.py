@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from producers.gateway import messages_request, responses_request
 from producers.gateway.blocks import Blocks
 from producers.gateway.completions import prompts_of
-from producers.gateway.requests import BadRequest
+from producers.gateway.refusal import BadRequest
 
 WORDS = ("type", "role", "content", "text", "source", "input", "id", "name", "format", "user_id", "effort", "arguments")
 KINDS = ["user", "assistant", "text", "image", "tool_result", "tool_use", "thinking", "document", "base64", "message"]

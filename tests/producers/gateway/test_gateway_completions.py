@@ -13,7 +13,7 @@ from aiohttp import web
 
 from hindstream.cli.topics import ensure_topics
 from producers.gateway.completions import prompts_of
-from producers.gateway.requests import BadRequest
+from producers.gateway.refusal import BadRequest
 from schemas.events import TurnRecorded
 from tests.producers.gateway.logs import events_of
 from tests.producers.gateway.upstreams import gateway, serving, streaming

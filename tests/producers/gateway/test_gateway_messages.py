@@ -16,7 +16,7 @@ import pytest
 from hindstream.cli.topics import ensure_topics
 from producers.gateway.messages_api import whole_message
 from producers.gateway.messages_request import to_chat
-from producers.gateway.requests import BadRequest
+from producers.gateway.refusal import BadRequest
 from schemas.events import NextStateObserved, TurnRecorded
 from tests.producers.gateway.logs import events_of
 from tests.producers.gateway.upstreams import gateway, serving, stream, thoughtful

@@ -14,7 +14,7 @@ import pytest
 
 from hindstream.cli.topics import ensure_topics
 from producers.gateway.conversations import Conversations, Kept
-from producers.gateway.requests import BadRequest
+from producers.gateway.refusal import BadRequest
 from producers.gateway.responses_request import to_chat
 from schemas.events import NextStateObserved, TurnRecorded
 from tests.producers.gateway.logs import events_of
