@@ -16,6 +16,8 @@ _ID_HEX = 32
 """128 bits of SHA-256: with 10^9 ids a collision has odds of about 10^-21."""
 
 _encoder = msgspec.json.Encoder(order="sorted")
+_NUL = rb"\u0000"
+"""Nothing else that Postgres or UTF-8 refuses can stand in JSON that was written."""
 
 
 def canonical_json(value: Any) -> bytes:
@@ -28,6 +30,16 @@ def canonical_json(value: Any) -> bytes:
         return _encoder.encode(value)
     except UnicodeEncodeError as err:
         raise ValueError(f"text cannot be written as UTF-8 ({err.reason}); sanitise it first") from err
+
+
+def clean_json(value: Any) -> bytes | None:
+    """Canonical JSON; None where there may be text to replace (`schemas.text`): also where it merely shows such an
+    escape."""
+    try:
+        plain = canonical_json(value)
+    except ValueError:  # a lone surrogate
+        return None
+    return None if _NUL in plain else plain
 
 
 def sha256_hex(data: bytes) -> str:

@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 
-from schemas.digests import canonical_json
+from schemas.digests import clean_json
 from schemas.events import TurnRecorded
 
-_NUL = rb"\u0000"
 _ONCE_BYTES = 32 << 20
 """JSON of messages kept at once: a conversation of tens of megabytes. Turns that share no message, as an archive gives
 them, would otherwise keep all of theirs until the session ends."""
@@ -44,12 +43,3 @@ class EncodedOnce:
                 return None
             parts.append(known[1])
         return parts
-
-
-def clean_json(value: Any) -> bytes | None:
-    """Canonical JSON; None where there may be text to replace: also where it merely shows such an escape."""
-    try:
-        plain = canonical_json(value)
-    except ValueError:  # a lone surrogate
-        return None
-    return None if _NUL in plain else plain

@@ -19,8 +19,8 @@ import msgspec
 
 from schemas.claim_check import BlobMissing, BlobStore
 from schemas.depth import nested_deeply
-from schemas.digests import canonical_json, digest_of
-from schemas.encoded_once import EncodedOnce, clean_json
+from schemas.digests import canonical_json, clean_json, digest_of
+from schemas.encoded_once import EncodedOnce
 from schemas.events import EVENT_TYPES, TYPE_OF, EventData, TurnRecorded
 from schemas.text import from_raw, raw_of, sanitise, sanitise_text
 from schemas.topics import MAX_EVENT_BYTES

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from schemas.digests import clean_json
+
 _REFUSED = re.compile("[\x00\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
 
@@ -30,9 +32,9 @@ def sanitise(value: Any) -> tuple[Any, bool]:
 
 
 def _clean(value: Any) -> bool:
-    """Whether it is JSON with nothing to replace, found by writing it: in C, and thirty times faster than a walk."""
+    """Whether it is JSON with nothing to replace, found by writing it: in C, so much faster than a walk."""
     try:
-        return b"\\u0000" not in msgspec.json.encode(value)
+        return clean_json(value) is not None
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         return False
 

@@ -18,10 +18,8 @@ from sqlalchemy import Connection
 
 from processors.inserting import insert_new
 from schemas import tables
-from schemas.digests import canonical_json, digest_of
+from schemas.digests import canonical_json, clean_json, digest_of
 from schemas.text import sanitise, sanitise_text
-
-_NUL = b"\\u0000"
 
 
 def answer_digest(
@@ -51,12 +49,9 @@ def question_digests(
 
 
 def _clean_json(rendered: Any) -> bytes:
-    """Canonical JSON, sanitised; what was read from the database has nothing to replace, and its JSON shows it."""
-    try:
-        plain = canonical_json(rendered)
-    except ValueError:  # a lone surrogate
-        plain = _NUL
-    return canonical_json(sanitise(rendered)[0]) if _NUL in plain else plain
+    """Canonical JSON, sanitised; what was read from the database has nothing to replace."""
+    plain = clean_json(rendered)
+    return canonical_json(sanitise(rendered)[0]) if plain is None else plain
 
 
 def known_answers(connection: Connection, digests: Iterable[str]) -> dict[str, dict[str, Any]]:
