@@ -14,7 +14,7 @@ from learner.manifest import manifest_digest
 from learner.metrics import Metrics
 from schemas.digests import canonical_json, content_id
 from schemas.messages import WEIGHTS_PUBLISHED, MicroBatchPublished, WeightsPublished
-from schemas.states import SAMPLE_TRANSITIONS, may_follow
+from schemas.states import SAMPLE_TRANSITIONS, must_follow
 from schemas.tables import micro_batches, outbox, samples, training_steps, weight_versions
 from schemas.topics import WEIGHTS
 
@@ -165,8 +165,7 @@ _END = text(
 
 def _end_samples(connection: Connection, micro_batch_id: str, ends: list[SampleEnd]) -> None:
     for after in ("trained", "dropped"):
-        if not may_follow(SAMPLE_TRANSITIONS, "batched", after):
-            raise AssertionError(f"{after} must not follow batched")
+        must_follow(SAMPLE_TRANSITIONS, "batched", after)
     columns = {
         "ids": [end.sample_id for end in ends],
         "reasons": [end.drop and end.drop.reason for end in ends],

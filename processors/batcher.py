@@ -26,7 +26,7 @@ from processors.transactions import Transactions
 from schemas.database import in_words, is_transient
 from schemas.messages import MicroBatchPublished
 from schemas.recipes import needs_of
-from schemas.states import SAMPLE_TRANSITIONS, may_follow
+from schemas.states import SAMPLE_TRANSITIONS, must_follow
 
 log = logging.getLogger(__name__)
 
@@ -99,13 +99,13 @@ def next_micro_batch(connection: Connection, run: str, *, max_in_flight: int) ->
     if needs_of(recipe).pairs:
         if row.kind == "replay" and not connection.exec_driver_sql(DECIDED, {"run": run}).scalar_one():
             return None
-        _must_follow("dropped")
+        must_follow(SAMPLE_TRANSITIONS, "ready", "dropped")
         drop_unpaired(connection, run, live=row.kind == "live")
         chosen = oldest_pairs(connection, run, recipe.batch.size, live=row.kind == "live")
     elif needs_of(recipe).groups:
         if row.kind == "replay" and not connection.exec_driver_sql(READ, {"run": run}).scalar_one():
             return None
-        _must_follow("dropped")
+        must_follow(SAMPLE_TRANSITIONS, "ready", "dropped")
         drop_uninformative(connection, run, recipe, before)
         chosen = oldest_groups(connection, run, recipe, before)
     else:
@@ -157,10 +157,5 @@ async def run_batcher(config: BatcherConfig, engine: Engine, stop: asyncio.Event
 def _drop_stale(connection: Connection, run: str, policy: str, bound: int) -> None:
     newest = connection.exec_driver_sql(NEWEST, {"policy": policy}).scalar_one()
     if newest is not None:  # else the learner has not even announced the base model, and nothing can be behind it
-        _must_follow("dropped")
+        must_follow(SAMPLE_TRANSITIONS, "ready", "dropped")
         connection.exec_driver_sql(DROP_STALE, {"run": run, "newest": newest, "bound": bound})
-
-
-def _must_follow(after: str) -> None:
-    if not may_follow(SAMPLE_TRANSITIONS, "ready", after):
-        raise AssertionError(f"{after} must not follow ready")

@@ -16,7 +16,7 @@ from processors.inserting import insert_new
 from processors.trainable import NEVER_JUDGED
 from schemas import tables
 from schemas.recipes import Recipe, needs_of, recipe_from_dict
-from schemas.states import DROP_REASONS, EVALUATION_TRANSITIONS, SAMPLE_TRANSITIONS, may_follow
+from schemas.states import DROP_REASONS, EVALUATION_TRANSITIONS, SAMPLE_TRANSITIONS, must_follow
 
 COMPLETE = """
 WITH closed AS (
@@ -145,7 +145,7 @@ def recipes_of(connection: Connection, runs: Iterable[str]) -> dict[str, Recipe]
 def _drop_unanswered(connection: Connection, sample_ids: Sequence[str]) -> None:
     if not sample_ids:
         return
-    _must_follow(SAMPLE_TRANSITIONS, "pending", "dropped")
+    must_follow(SAMPLE_TRANSITIONS, "pending", "dropped")
     connection.exec_driver_sql(
         "UPDATE samples SET state = 'dropped', drop_reason = 'no_next_state', drop_detail = %(detail)s, "
         "updated_at = now() WHERE sample_id = ANY(%(ids)s) AND state = 'pending'",
@@ -156,7 +156,7 @@ def _drop_unanswered(connection: Connection, sample_ids: Sequence[str]) -> None:
 def _reopen(connection: Connection, sample_ids: Sequence[str]) -> None:
     if not sample_ids:
         return
-    _must_follow(SAMPLE_TRANSITIONS, "dropped", "pending")
+    must_follow(SAMPLE_TRANSITIONS, "dropped", "pending")
     connection.exec_driver_sql(
         "UPDATE samples SET state = 'pending', drop_reason = NULL, drop_detail = NULL, updated_at = now() "
         "WHERE sample_id = ANY(%(ids)s) AND state = 'dropped' AND drop_reason = 'no_next_state'",
@@ -204,7 +204,7 @@ def evaluations_of(sample: Any, recipe: Recipe) -> list[dict[str, Any]]:
 
 def _evaluation(sample: Any, signal: str, state: str) -> dict[str, Any]:
     if state == "done":
-        _must_follow(EVALUATION_TRANSITIONS, "waiting", "done")
+        must_follow(EVALUATION_TRANSITIONS, "waiting", "done")
     return {
         "run": sample.run,
         "turn_id": sample.turn_id,
@@ -213,8 +213,3 @@ def _evaluation(sample: Any, signal: str, state: str) -> dict[str, Any]:
         "priority": _LIVE if sample.replay_order is None else _REPLAYED,
         "reason": NOT_SCORED if state == "done" else None,
     }
-
-
-def _must_follow(transitions: dict[str, tuple[str, ...]], before: str, after: str) -> None:
-    if not may_follow(transitions, before, after):
-        raise AssertionError(f"{after} must not follow {before}")

@@ -11,7 +11,7 @@ from processors.inserting import insert_new
 from schemas import tables
 from schemas.digests import batch_digest, canonical_json, content_id
 from schemas.messages import MICRO_BATCH_PUBLISHED, MicroBatchPublished
-from schemas.states import SAMPLE_TRANSITIONS, may_follow
+from schemas.states import SAMPLE_TRANSITIONS, must_follow
 from schemas.topics import MICRO_BATCHES
 
 PUT_IN = """
@@ -54,8 +54,7 @@ def publish(connection: Connection, messages: Sequence[MicroBatchPublished]) -> 
         for message in messages
     ]
     insert_new(connection, tables.micro_batches, batches)
-    if not may_follow(SAMPLE_TRANSITIONS, "ready", "batched"):
-        raise AssertionError("batched must not follow ready")
+    must_follow(SAMPLE_TRANSITIONS, "ready", "batched")
     connection.exec_driver_sql(
         PUT_IN,
         {

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from processors.linking import recipes_of
 from schemas.digests import sample_digest_of
 from schemas.recipes import Needs, Recipe, needs_of
-from schemas.states import SAMPLE_TRANSITIONS, may_follow
+from schemas.states import SAMPLE_TRANSITIONS, must_follow
 
 LOCK = """
 SELECT sample_id FROM samples
@@ -213,7 +213,7 @@ def _make_ready(connection: Connection, ready: Mapping[str, str | None], needs: 
     """`ready`: samples, each with the correction that it is trained with."""
     if not ready:
         return
-    _must_follow("ready")
+    must_follow(SAMPLE_TRANSITIONS, "pending", "ready")
     chosen = {"samples": list(ready), "feedback": list(ready.values())}
     wanted = {**chosen, "hinted": needs.hinted_prompt or needs.prompt_scores, "text": needs.text}
     digests = {row.sample_id: sample_digest_of(row, needs) for row in connection.exec_driver_sql(CONTENT, wanted)}
@@ -223,7 +223,7 @@ def _make_ready(connection: Connection, ready: Mapping[str, str | None], needs: 
 def _drop(connection: Connection, dropped: Sequence[tuple[str, tuple[str, str]]]) -> None:
     if not dropped:
         return
-    _must_follow("dropped")
+    must_follow(SAMPLE_TRANSITIONS, "pending", "dropped")
     connection.exec_driver_sql(
         DROP,
         {
@@ -232,8 +232,3 @@ def _drop(connection: Connection, dropped: Sequence[tuple[str, tuple[str, str]]]
             "details": [detail for _, (_, detail) in dropped],
         },
     )
-
-
-def _must_follow(after: str) -> None:
-    if not may_follow(SAMPLE_TRANSITIONS, "pending", after):
-        raise AssertionError(f"{after} must not follow pending")

@@ -85,3 +85,14 @@ def may_follow(transitions: dict[str, tuple[str, ...]], before: str, after: str)
         KeyError: `before` is no state of this table.
     """
     return after in transitions[before]
+
+
+def must_follow(transitions: dict[str, tuple[str, ...]], before: str, after: str) -> None:
+    """Called before a statement that makes this change.
+
+    Raises:
+        AssertionError: `after` may not follow `before`.
+        KeyError: `before` is no state of this table.
+    """
+    if not may_follow(transitions, before, after):
+        raise AssertionError(f"{after} must not follow {before}")

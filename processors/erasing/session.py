@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from processors.erasing.announced import empty_letters, empty_signals, letters_of, wordy_signals
 from processors.erasing.contents import CONTENTS, ERASED, TURNS, count, empty
 from processors.sessions import lock_sessions
-from schemas.states import DROP_REASONS, EVALUATION_TRANSITIONS, SAMPLE_TRANSITIONS, may_follow
+from schemas.states import DROP_REASONS, EVALUATION_TRANSITIONS, SAMPLE_TRANSITIONS, must_follow
 
 _MARK = """
 INSERT INTO sessions (session_id, close_reason, closed_at) VALUES (%(session)s, 'erased', now())
@@ -73,9 +73,9 @@ def erase_session(connection: Connection, session_id: str) -> dict[str, int]:
     mark_erased(connection, session_id)
     values = {"session": session_id, "detail": DROP_REASONS[ERASED]}
     for before in ("pending", "ready"):
-        _must_follow(SAMPLE_TRANSITIONS, before, "dropped")
+        must_follow(SAMPLE_TRANSITIONS, before, "dropped")
     for before, after in (("waiting", "done"), ("open", "failed"), ("claimed", "failed")):
-        _must_follow(EVALUATION_TRANSITIONS, before, after)
+        must_follow(EVALUATION_TRANSITIONS, before, after)
     for lock in (_LOCK_EVALUATIONS, _LOCK_SAMPLES):
         connection.exec_driver_sql(lock, values)
     rows = {contents.table: empty(connection, contents, session_id) for contents in CONTENTS}
@@ -105,8 +105,3 @@ def contents_of(connection: Connection, session_id: str) -> dict[str, int]:
         "outbox": len(wordy_signals(connection, session_id)),
     }
     return rows | {contents.table: count(connection, contents, session_id) for contents in CONTENTS}
-
-
-def _must_follow(transitions: dict[str, tuple[str, ...]], before: str, after: str) -> None:
-    if not may_follow(transitions, before, after):
-        raise AssertionError(f"{after} must not follow {before}")

@@ -22,7 +22,7 @@ from processors.settling import settle
 from schemas import tables
 from schemas.digests import canonical_json, content_id
 from schemas.messages import SIGNAL_FINAL, SignalFinal
-from schemas.states import EVALUATION_TRANSITIONS, may_follow
+from schemas.states import EVALUATION_TRANSITIONS, must_follow
 from schemas.text import sanitise_text
 from schemas.topics import MAX_EVENT_BYTES, SIGNALS
 
@@ -170,8 +170,7 @@ def _decide_teachers(connection: Connection, hints: Sequence[Outcome]) -> None:
         accepted = outcome.result.status == "accepted"
         states.append("open" if accepted else "done")
         reasons.append(None if accepted else f"no hint: {outcome.result.status}")
-        if not may_follow(EVALUATION_TRANSITIONS, "waiting", states[-1]):
-            raise AssertionError(f"{states[-1]} must not follow waiting")
+        must_follow(EVALUATION_TRANSITIONS, "waiting", states[-1])
     connection.exec_driver_sql(
         OPEN_TEACHER,
         {
