@@ -15,12 +15,9 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from schemas.envelope import WireRecord
-from schemas.topics import MAX_EVENT_BYTES
+from schemas.topics import MAX_REQUEST_BYTES
 
 log = logging.getLogger(__name__)
-
-_REQUEST_SLACK = 64 * 1024
-"""Headers and framing around a value of the largest size."""
 
 _RECONNECT_MS = 2000
 """The longest wait between two tries to connect. Kafka's default of 30 s keeps a broker away for that long after it is
@@ -62,7 +59,7 @@ class AckedPublisher:
             max_in_flight_requests_per_connection=1,
             linger_ms=2,
             reconnect_backoff_max_ms=_RECONNECT_MS,
-            max_request_size=MAX_EVENT_BYTES + _REQUEST_SLACK,
+            max_request_size=MAX_REQUEST_BYTES,
             bootstrap_timeout_ms=int(timeout_s * 1000),
             max_block_ms=int(timeout_s * 1000),
             delivery_timeout_ms=int(timeout_s * 1000),

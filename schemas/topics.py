@@ -13,6 +13,9 @@ SIGNALS = "signals"
 MAX_EVENT_BYTES = 1 << 20
 """Largest value on a topic: 1 MiB. Larger data go by claim check."""
 
+MAX_REQUEST_BYTES = MAX_EVENT_BYTES + 64 * 1024
+"""What a producer may send at once: a value of the largest size with its headers and framing."""
+
 _MAX_MESSAGE_BYTES = 2 * MAX_EVENT_BYTES
 """What a topic takes as one message. Kafka's default is 1 MiB for value, headers and framing together, so it would for
 ever refuse a value of just under 1 MiB."""

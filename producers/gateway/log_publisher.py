@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Sequence
 from typing import Literal
 
@@ -16,14 +15,10 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 
 from schemas.envelope import WireRecord
-from schemas.topics import AGENT_EVENTS, MAX_EVENT_BYTES
-
-log = logging.getLogger(__name__)
+from schemas.topics import AGENT_EVENTS, MAX_REQUEST_BYTES
 
 Sent = Literal["acknowledged", "away", "refused"]
 
-_REQUEST_SLACK = 64 * 1024
-"""Headers and framing around a value of the largest size."""
 _REFUSALS = (MessageSizeTooLargeError, RecordListTooLargeError)
 """What a broker that is there says of a record that it will never take, however often it is sent."""
 _INVALID_RECORD = 87
@@ -55,8 +50,6 @@ class LogPublisher:
                     for one in records
                 ]
                 await asyncio.gather(*sent)
-        except asyncio.CancelledError:
-            raise
         except Exception as err:  # whatever it is, an address that is none too: the records are not on the log
             if isinstance(err, _REFUSALS) or getattr(err, "errno", None) == _INVALID_RECORD:
                 return "refused", type(err).__name__
@@ -78,7 +71,7 @@ class LogPublisher:
                 acks="all",
                 enable_idempotence=False,  # our ids make a record that is sent twice one
                 linger_ms=0,
-                max_request_size=MAX_EVENT_BYTES + _REQUEST_SLACK,
+                max_request_size=MAX_REQUEST_BYTES,
                 request_timeout_ms=max(1, int(self._timeout_s * 1000)),
             )
             try:

@@ -133,15 +133,16 @@ class Recorder:
     async def _record(self, items: list[_Item]) -> None:
         encoded: list[_Encoded] = []
         for events, future in items:
-            name = next((event.data.turn_id for event in events if isinstance(event.data, TurnRecorded)), events[0].id)
             try:
                 encoded.append((await self._encoded(events), future))
             except RedactionFailed as err:
                 self.redaction_failures += 1
-                log.error("turn %s is not recorded: %s", name, err)  # noqa: TRY400 - a traceback would not say more
+                log.error("turn %s is not recorded: %s", _name(events), err)  # noqa: TRY400 - a traceback would not say more
                 self._settle(future, "false")
             except Exception as err:  # a full disk for a claim check, or no JSON: this one, not its neighbours
-                log.error("turn %s could not be encoded; it is not recorded: %s", name, where(err))  # noqa: TRY400
+                log.error(  # noqa: TRY400
+                    "turn %s could not be encoded; it is not recorded: %s", _name(events), where(err)
+                )
                 self._settle(future, "false")
         if encoded:
             await self._put(encoded)
@@ -265,6 +266,10 @@ class Recorder:
                 log.warning("the broker is back")
             self._away = self.losing = False
         return sent
+
+
+def _name(events: Sequence[Event]) -> str:
+    return next((event.data.turn_id for event in events if isinstance(event.data, TurnRecorded)), events[0].id)
 
 
 def where(err: BaseException) -> str:
