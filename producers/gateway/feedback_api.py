@@ -12,7 +12,7 @@ from producers.gateway.access.callers import caller_of, public
 from producers.gateway.bodies import body_of
 from producers.gateway.keys import DESK, RECORDER
 from producers.gateway.receipts import Receipt
-from producers.gateway.refusal import BadRequest
+from producers.gateway.refusal import BadRequest, name_of
 from producers.gateway.replying import told
 from producers.gateway.sessions import SOURCE
 from schemas.digests import content_id
@@ -24,7 +24,6 @@ _FIELDS = frozenset(
     {"turn_id", "answer_id", "session_id", "thumbs", "score", "correction", "reaction", "author", "given_at", "id"}
 )
 _JUDGEMENTS = ("thumbs", "score", "correction", "reaction")
-_MAX_NAME = 256
 _THUMBS = ("up", "down")
 REACTIONS: dict[str, str] = {
     **dict.fromkeys(("👍", "❤", "🎉", "🚀", "🙏", "💯", "+1", "thumbsup", "heart"), "up"),
@@ -149,9 +148,5 @@ def _given_at(body: dict[str, Any]) -> str | None:
 
 
 def _name(body: dict[str, Any], field: str) -> str | None:
-    name = body.get(field)
-    if name is None:
-        return None
-    if not isinstance(name, str) or not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
-        raise BadRequest(f"{field}: 1 to {_MAX_NAME} printable characters are needed", field)
-    return name
+    given = body.get(field)
+    return None if given is None else name_of(given, field)

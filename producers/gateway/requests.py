@@ -11,14 +11,13 @@ from typing import Any, cast, get_args
 from aiohttp import web
 
 from producers.gateway.access.callers import caller_of
-from producers.gateway.refusal import BadRequest
+from producers.gateway.refusal import BadRequest, name_of
 from producers.gateway.sessions import Message, derived_session
 from schemas.events import NextStateKind, TurnKind
 
 OUR_FIELDS = frozenset({"session_id", "turn_type", "session_done", "next_state_kind", "no_record"})
 """Fields of a body that are for the gateway; the model server does not get them."""
 
-_MAX_SESSION_ID = 256
 _MAX_N = 128
 """Answers of one request, as OpenAI bounds them."""
 
@@ -56,7 +55,7 @@ def chat_request(request: web.Request, body: dict[str, Any], kind: TurnKind = "m
     metadata = body.get("metadata")
     if given is None and isinstance(metadata, dict) and metadata.get("session_id") is not None:
         given, where = metadata["session_id"], "metadata.session_id"
-    session_id = _session_id(given, where) if given is not None else derived_session(messages, body.get("user"))
+    session_id = name_of(given, where) if given is not None else derived_session(messages, body.get("user"))
     caller = caller_of(request)
     try:
         session_id = caller.scoped(session_id)
@@ -102,12 +101,6 @@ def _messages(body: dict[str, Any]) -> list[Message]:
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise BadRequest("tools: a list of objects is needed", "tools")
     return messages
-
-
-def _session_id(given: Any, where: str) -> str:
-    if not isinstance(given, str) or not 1 <= len(given) <= _MAX_SESSION_ID or not given.isprintable():
-        raise BadRequest(f"{where}: 1 to {_MAX_SESSION_ID} printable characters are needed", where)
-    return given
 
 
 def _choice(
