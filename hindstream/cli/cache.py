@@ -12,14 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from sqlalchemy import create_engine
-from sqlalchemy.exc import DBAPIError
 
 from hindstream.cache import CacheStats, cache_stats
-from hindstream.endpoints import resolve_endpoints
-from hindstream.errors import UserError
-from hindstream.settings import load_settings
-from schemas.database import in_words
+from hindstream.cli.database import database
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -37,17 +32,14 @@ def root() -> None:
 @app.command()
 def stats(json_: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
     """How many answers are kept, how large they are, and what each run paid for and was spared."""
-    engine = create_engine(
-        resolve_endpoints(load_settings()).database_url,
-        connect_args={"options": "-c default_transaction_read_only=on"},
-    )
-    try:
-        with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
-            found = cache_stats(connection)
-    except DBAPIError as err:
-        raise UserError(f"the database refuses: {in_words(err)}; is it upgraded? `hindstream db upgrade`") from None
-    finally:
-        engine.dispose()
+    with (
+        database(
+            "is it upgraded? `hindstream db upgrade`",
+            connect_args={"options": "-c default_transaction_read_only=on"},
+        ) as engine,
+        engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection,
+    ):
+        found = cache_stats(connection)
     if json_:
         print(json.dumps(asdict(found), default=lambda moment: moment.isoformat(), ensure_ascii=False))
     else:
@@ -55,18 +47,7 @@ def stats(json_: Annotated[bool, typer.Option("--json", help="As one JSON object
 
 
 def _show(console: Console, found: CacheStats) -> None:
-    kept = Table(
-        "purpose",
-        "model",
-        "answers",
-        "of them unused",
-        "bytes",
-        "tokens in",
-        "tokens out",
-        "oldest",
-        "newest",
-        box=box.SIMPLE,
-    )
+    kept = Table(*_KEPT, box=box.SIMPLE)
     for one in found.entries:
         kept.add_row(
             one.purpose,
@@ -80,17 +61,7 @@ def _show(console: Console, found: CacheStats) -> None:
             f"{one.newest:%Y-%m-%d %H:%M}",
         )
     console.print(kept)
-    used = Table(
-        "run",
-        "purpose",
-        "questions",
-        "paid",
-        "spared",
-        "share",
-        "tokens in spared",
-        "tokens out spared",
-        box=box.SIMPLE,
-    )
+    used = Table(*_USED, box=box.SIMPLE)
     for run in found.runs:
         used.add_row(
             escape(run.run),

@@ -7,7 +7,6 @@ import os
 import pwd
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -17,16 +16,15 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from sqlalchemy import Engine, create_engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Engine
 
+from hindstream.cli.database import database
 from hindstream.cli.worker import letter_policy
 from hindstream.dead_letters import Filter, as_json, describe, find, moment, printable, show
 from hindstream.endpoints import resolve_endpoints
 from hindstream.errors import UserError
 from hindstream.settings import load_settings
 from processors.letters import Settled, drop, replay
-from schemas.database import in_words
 from schemas.publish import AckedPublisher, PublishFailed
 from schemas.states import DEAD_LETTER_STATES
 
@@ -68,7 +66,7 @@ def list_(
     if state not in (*DEAD_LETTER_STATES, "all"):
         raise UserError(f"--state is {state!r}; it is one of {', '.join(DEAD_LETTER_STATES)}, or all")
     wanted = Filter(topic=topic, error=error, since=moment(since), state=None if state == "all" else state)
-    with _engine() as engine, engine.connect() as connection:
+    with database() as engine, engine.connect() as connection:
         rows, total = find(connection, wanted, limit)
     if json_:
         for row in rows:
@@ -99,7 +97,7 @@ def show_(
     ] = False,
 ) -> None:
     """One letter: headers, fault, history, and the first bytes of its value as hexadecimal numbers."""
-    with _engine() as engine, engine.connect() as connection:
+    with database() as engine, engine.connect() as connection:
         row = show(connection, number)
     if row is None:
         raise UserError(f"there is no dead letter {number}; look at `hindstream dead-letters list --state all`")
@@ -125,7 +123,7 @@ def replay_(
     settings = load_settings()
     endpoints, policy, who = resolve_endpoints(settings), letter_policy(settings), by or _account()
     left = 0
-    with _engine() as engine:
+    with database() as engine:
         numbers = _chosen(engine, ids, topic, error, since, all_)
         _require_topics(engine, numbers, endpoints.bootstrap_servers)
         try:
@@ -154,7 +152,7 @@ def drop_(
 ) -> None:
     """Say that letters are not needed. They are kept, with the reason and who said so, and can still be replayed."""
     left, who = 0, by or _account()
-    with _engine() as engine:
+    with database() as engine:
         for some in _chunks(_chosen(engine, ids, topic, error, since, all_)):
             with engine.begin() as connection:
                 settled = drop(connection, some, by=who, reason=reason, purge=purge)
@@ -223,14 +221,3 @@ def _account() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # an account without a name, as containers have
         return f"uid {os.getuid()}"
-
-
-@contextmanager
-def _engine() -> Iterator[Engine]:
-    engine = create_engine(resolve_endpoints(load_settings()).database_url)
-    try:
-        yield engine
-    except DBAPIError as err:
-        raise UserError(f"the database refuses: {in_words(err)}; look at `hindstream status`") from None
-    finally:
-        engine.dispose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -13,14 +14,11 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from sqlalchemy import Connection, create_engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection
 
-from hindstream.endpoints import resolve_endpoints
+from hindstream.cli.database import database
 from hindstream.errors import UserError
-from hindstream.settings import load_settings
 from producers.gateway.access import store
-from schemas.database import in_words
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -47,7 +45,7 @@ def create(
 ) -> None:
     """Make a key and print it: on the last line, alone. It is shown this once. Gateways know it within seconds."""
     until = expires_at(expires, datetime.now(UTC)) if expires is not None else None
-    with _database() as connection:
+    with _transaction() as connection:
         try:
             key_id, key = store.create_key(connection, tenant, name, until, record=record)
         except ValueError as err:
@@ -59,7 +57,7 @@ def create(
 @app.command(name="list")
 def list_() -> None:
     """Every key: whose, what for, until when. Not the key itself: nobody has it."""
-    with _database() as connection:
+    with _transaction() as connection:
         rows = store.list_keys(connection)
     table = Table("key", "tenant", "name", "recorded", "created", "expires", "state", box=box.SIMPLE)
     for row in rows:
@@ -73,16 +71,13 @@ def list_() -> None:
             f"{row.expires_at:%Y-%m-%d %H:%M}" if row.expires_at is not None else "never",
             state,
         )
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDE)
-    console.print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
 @app.command()
 def revoke(key_id: Annotated[str, typer.Argument(help="As `hindstream keys list` calls it.")]) -> None:
     """Refuse a key from now on. Every gateway that reaches the database does so within seconds."""
-    with _database() as connection:
+    with _transaction() as connection:
         if not store.revoke_key(connection, key_id):
             raise UserError(f"there is no key {key_id!r}; look at `hindstream keys list`")
     print(f"key {key_id} is revoked")
@@ -94,7 +89,7 @@ def tenant_(
     record: Annotated[bool, typer.Option("--record/--no-record", help="Whether its requests are recorded.")],
 ) -> None:
     """Set whether a tenant's requests are recorded."""
-    with _database() as connection:
+    with _transaction() as connection:
         if not store.tenant_exists(connection, name):
             raise UserError(f"there is no tenant {name!r}; `hindstream keys create --tenant {name}` makes one")
         store.set_tenant(connection, name, record=record)
@@ -124,13 +119,7 @@ def expires_at(said: str, now: datetime) -> datetime:
 
 
 @contextmanager
-def _database() -> Iterator[Connection]:
+def _transaction() -> Iterator[Connection]:
     """One transaction."""
-    engine = create_engine(resolve_endpoints(load_settings()).database_url)
-    try:
-        with engine.begin() as connection:
-            yield connection
-    except DBAPIError as err:
-        raise UserError(f"the database refuses: {in_words(err)}; look at `hindstream status`") from None
-    finally:
-        engine.dispose()
+    with database() as engine, engine.begin() as connection:
+        yield connection
