@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from processors.health import Health
-from processors.letters import LetterPolicy, due, purge_settled, replay_due
+from processors.letters import WORKER, LetterPolicy, due, purge_settled, replay
 from processors.patience import Pause
 from processors.transactions import Transactions
 from schemas.database import in_words, is_transient
@@ -63,10 +63,11 @@ async def run_letters(config: LettersConfig, engine: Engine, stop: asyncio.Event
 def _look(connection: Connection, config: LettersConfig) -> None:
     if (gone := purge_settled(connection, config.policy)) > 0:
         log.info("%d dead letters, settled over %d days ago, are deleted", gone, config.policy.keep_days)
-    if not due(connection, config.policy, config.topic):
+    ids = due(connection, config.policy, config.topic)
+    if not ids:
         return
     with AckedPublisher(
         config.bootstrap_servers, client_id="hindstream-letters", timeout_s=config.timeout_s
     ) as publisher:
-        for settled in replay_due(connection, publisher, config.policy, config.topic):
+        for settled in replay(connection, publisher, ids, by=WORKER, policy=config.policy):
             log.info("dead letter %d: %s", settled.dead_letter_id, settled.words)

@@ -171,16 +171,6 @@ def due(connection: Connection, policy: LetterPolicy, topic: str, n: int = 100) 
     return list(found.scalars())
 
 
-def replay_due(connection: Connection, publisher: Publisher, policy: LetterPolicy, topic: str) -> list[Settled]:
-    """Replay what is `due`.
-
-    Raises:
-        PublishFailed: as `replay`.
-    """
-    ids = due(connection, policy, topic)
-    return replay(connection, publisher, ids, by=WORKER, policy=policy) if ids else []
-
-
 def purge_settled(connection: Connection, policy: LetterPolicy) -> int:
     """Delete letters that have been settled for longer than the policy keeps them. Returns how many."""
     if not policy.keep_days:
