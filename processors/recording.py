@@ -69,9 +69,9 @@ def record(
     items, letters = _read(deliveries, blobs)
     sessions = {item.event.data.session_id for item in items} | {key_of(letter.delivery) for letter in letters}
     lock_sessions(connection, sessions)
-    tombstones = {item.event.data.session_id for item in items if is_tombstone(item)}
+    tombstones = {item.event.data.session_id for item in items if is_tombstone(item.event)}
     erased = tombstones | erased_sessions(connection, sessions)
-    late = [item for item in items if item.event.data.session_id in erased and not is_tombstone(item)]
+    late = [item for item in items if item.event.data.session_id in erased and not is_tombstone(item.event)]
     left_out = leave_out(connection, late, blobs)
     batch = store(connection, [item for item in items if item not in set(late)] if late else items, log=log)
     unread = len(letters)

@@ -13,11 +13,11 @@ from hindstream.endpoints import resolve_endpoints
 from hindstream.errors import UserError
 from hindstream.settings import Settings
 from processors.erasing.contents import ERASED
+from processors.erasing.late import is_tombstone
 from producers.importers.base import Importer, RefusedRow, Row
 from producers.importers.detect import Head
 from schemas.database import in_words, make_engine
 from schemas.envelope import Event
-from schemas.events import SessionClosed
 
 _APPLICATION = "hindstream-import"
 
@@ -71,13 +71,9 @@ class WithoutErased:
     def read(self, path: Path) -> Iterator[Row]:
         """See `Importer.read`."""
         for row in self._importer.read(path):
-            if isinstance(row, Event) and row.data.session_id in self._erased and not _is_tombstone(row):
+            if isinstance(row, Event) and row.data.session_id in self._erased and not is_tombstone(row):
                 origin = getattr(row.data, "origin", None)
                 line = 1 if origin is None else origin.line
                 yield RefusedRow(path.name, line, f"session {row.data.session_id!r} was erased on request", "")
             else:
                 yield row
-
-
-def _is_tombstone(event: Event) -> bool:
-    return isinstance(event.data, SessionClosed) and event.data.reason == ERASED

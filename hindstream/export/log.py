@@ -14,11 +14,12 @@ from hindstream.export.layout import EVENTS, UNREADABLE, Format
 from hindstream.export.values import Row, iso
 from hindstream.export.writing import TableWriter
 from processors.dead_letters import Delivery
+from processors.erasing.late import is_tombstone
 from processors.replay.progress import Offsets
 from processors.replay.sources import TopicLog
 from schemas.claim_check import BlobStore
 from schemas.envelope import MalformedEvent, decode
-from schemas.events import SESSION_CLOSED, SessionClosed
+from schemas.events import SESSION_CLOSED
 from schemas.structured import LogRecord, attributes_of, is_strict_json, other_headers, to_line
 
 _NAMED = [column.name for column in EVENTS.columns[:8]]
@@ -78,10 +79,9 @@ def _is_tombstone(delivery: Delivery) -> bool:
     if ("ce_type", SESSION_CLOSED.encode()) not in delivery.headers:
         return False
     try:
-        data = decode(delivery.value, delivery.headers).data
+        return is_tombstone(decode(delivery.value, delivery.headers))
     except (MalformedEvent, RecursionError):
         return False
-    return isinstance(data, SessionClosed) and data.reason == "erased"
 
 
 def _row(delivery: Delivery, time: datetime, blobs: BlobStore, format_: Format) -> tuple[str, Row | bytes]:

@@ -11,12 +11,13 @@ from processors.inserting import insert_new
 from processors.storing import Item, event_row
 from schemas import tables
 from schemas.claim_check import BlobStore
+from schemas.envelope import Event
 from schemas.events import SessionClosed
 
 
-def is_tombstone(item: Item) -> bool:
+def is_tombstone(event: Event) -> bool:
     """Whether the event says that its session is erased."""
-    data = item.event.data
+    data = event.data
     return isinstance(data, SessionClosed) and data.reason == "erased"
 
 
