@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,9 +20,9 @@ from rich.console import Console
 from benchmarks.http_load import Load, load, quantile
 from benchmarks.memory import resident_mb
 from benchmarks.results import Result
+from benchmarks.stacks import bench_stack
 from hindstream.cli.topics import ensure_topics
 from hindstream.services import Services
-from hindstream.stack.local import Stack
 from hindstream.stack.ports import choose
 
 _EVERY_S = {1: 0.0, 16: 0.1, 64: 0.1}
@@ -44,15 +43,11 @@ _MS = 1_000.0
 def run(console: Console, size: str | None) -> list[Result]:
     """All measurements, on a broker of their own that is gone afterwards."""
     with ExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hindstream-bench-")))
-        local = Stack(home / "home", say=lambda line: console.print(line, highlight=False))
-        bootstrap = local.up(("broker",)).bootstrap_servers
-        stack.callback(local.down)
-        assert bootstrap
-        ensure_topics(bootstrap, _PARTITIONS)
+        local = stack.enter_context(bench_stack(console, "broker"))
+        ensure_topics(local.bootstrap, _PARTITIONS)
         upstream, _ = stack.enter_context(_process("benchmarks.fake_model"))
         bare, _ = stack.enter_context(_process("benchmarks.pass_through", upstream))
-        gateway, pid = stack.enter_context(_gateway(home, bootstrap, upstream))
+        gateway, pid = stack.enter_context(_gateway(local.directory, local.bootstrap, upstream))
         addresses = {"upstream": upstream, "bare": bare, "gateway": gateway}
         for url in addresses.values():  # the first requests pay for connections and the broker's compiler
             asyncio.run(load(url, connections=_MOST, requests=_WARM, streamed=False, name="warm"))

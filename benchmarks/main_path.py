@@ -5,17 +5,15 @@ Each number is read from the database's own clock between two rows, so that star
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
 from sqlalchemy import create_engine, text
 
 from benchmarks.results import Result
+from benchmarks.stacks import bench_stack
 from hindstream.cli.topics import ensure_topics
 from hindstream.demo.flow import DemoPlan, DemoStack, run_demo
-from hindstream.stack.local import Stack
-from migrations import upgrade
 
 _PARTITIONS = 8
 _LIMIT_S = 300.0
@@ -25,26 +23,11 @@ _UPDATES = 4
 
 def run(console: Console) -> list[Result]:
     """On a stack of its own that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="hindstream-bench-") as directory:
-        home = Path(directory)
-        home.chmod(0o711)  # Postgres runs as another account where this is root
-        stack = Stack(home / "home", say=lambda line: console.print(line, highlight=False))
-        endpoints = stack.up(("broker", "postgres", "vllm"))
-        try:
-            assert endpoints.bootstrap_servers
-            assert endpoints.database_url
-            url = endpoints.database_url.replace("postgresql://", "postgresql+psycopg://")
-            upgrade(url)
-            ensure_topics(endpoints.bootstrap_servers, _PARTITIONS)
-            environment = {
-                "HINDSTREAM_HOME": str(stack.home),
-                "HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS": endpoints.bootstrap_servers,
-                "HINDSTREAM_DATABASE__URL": endpoints.database_url,
-                "HINDSTREAM_POLICY__URL": endpoints.policy_url or "",
-            }
-            return _batch_to_served(console, home, url, environment)
-        finally:
-            stack.down()
+    with bench_stack(console, "broker", "postgres", "vllm") as stack:
+        ensure_topics(stack.bootstrap, _PARTITIONS)
+        return _batch_to_served(
+            console, stack.directory, stack.url, stack.environment(stack.endpoints.policy_url or "")
+        )
 
 
 def _batch_to_served(console: Console, home: Path, url: str, environment: dict[str, str]) -> list[Result]:

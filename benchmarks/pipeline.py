@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,13 +20,13 @@ from rich.console import Console
 from sqlalchemy import Engine, create_engine, text
 
 from benchmarks import judge_utilisation, plain_agents
+from benchmarks.chunks import chunks
 from benchmarks.memory import resident_mb
 from benchmarks.results import Result
+from benchmarks.stacks import bench_stack
 from benchmarks.synthetic import EVENTS_PER_SESSION, conversations
 from hindstream.demo.recipe import demo_recipe
 from hindstream.services import Service, Services
-from hindstream.stack.local import Stack
-from migrations import upgrade
 from schemas.publish import AckedPublisher
 from schemas.topics import AGENT_EVENTS
 
@@ -39,38 +37,21 @@ _MEMORY_EVENTS = {None: 100_000, "small": 20_000, "long": 1_000_000}
 """Recorded while the worker's memory is watched."""
 _WARM = 0.2
 """Of these events: until then caches and pools fill."""
-_PUBLISH_CHUNK = 500
 _LIMIT_S = 900.0
 
 
 def run(console: Console, size: str | None) -> list[Result]:
     """All parts on a stack of their own that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="hindstream-bench-") as directory:
-        home = Path(directory)
-        home.chmod(0o711)  # Postgres runs as another account where this is root
-        stack = Stack(home / "home", say=lambda line: console.print(line, highlight=False))
-        endpoints = stack.up(("broker", "postgres"))
-        try:
-            assert endpoints.bootstrap_servers
-            assert endpoints.database_url
-            url = endpoints.database_url.replace("postgresql://", "postgresql+psycopg://")
-            upgrade(url)
-            environment = {
-                "HINDSTREAM_HOME": str(stack.home),
-                "HINDSTREAM_KAFKA__BOOTSTRAP_SERVERS": endpoints.bootstrap_servers,
-                "HINDSTREAM_DATABASE__URL": endpoints.database_url,
-                "HINDSTREAM_POLICY__URL": "http://127.0.0.1:9",  # nobody is asked
-            }
-            return [
-                *recording(console, home, url, environment, size),
-                Result(
-                    name="judge_utilisation",
-                    value=judge_utilisation.measure(endpoints.bootstrap_servers, url),
-                    unit="of the judge's own throughput",
-                ),
-            ]
-        finally:
-            stack.down()
+    with bench_stack(console, "broker", "postgres") as stack:
+        environment = stack.environment("http://127.0.0.1:9")  # nobody is asked
+        return [
+            *recording(console, stack.directory, stack.url, environment, size),
+            Result(
+                name="judge_utilisation",
+                value=judge_utilisation.measure(stack.bootstrap, stack.url),
+                unit="of the judge's own throughput",
+            ),
+        ]
 
 
 def recording(console: Console, home: Path, url: str, environment: dict[str, str], size: str | None) -> list[Result]:
@@ -151,14 +132,8 @@ def _seconds(engine: Engine) -> float:
 def _publish(bootstrap: str, first: int, end: int) -> None:
     records = conversations(range(first, end))
     with AckedPublisher(bootstrap, client_id="benchmark") as publisher:
-        for chunk in _chunks(records):
+        for chunk in chunks(records):
             publisher.publish(AGENT_EVENTS, chunk)
-
-
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    source = iter(items)
-    while chunk := list(islice(source, _PUBLISH_CHUNK)):
-        yield chunk
 
 
 def _wait(engine: Engine, rewards: int, services: Services) -> None:

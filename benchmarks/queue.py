@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
-from pathlib import Path
 
 from rich.console import Console
 from sqlalchemy import Connection, Engine
 
 from benchmarks.results import Result
+from benchmarks.stacks import bench_stack
 from benchmarks.synthetic import conversations
-from hindstream.stack.local import Stack
-from migrations import upgrade
 from processors.dead_letters import Delivery
 from processors.evaluators import queue
 from processors.recording import record
@@ -34,22 +31,12 @@ _LONGEST_S = 30.0
 
 def run(console: Console, size: str | None) -> list[Result]:
     """On a Postgres of its own that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="hindstream-bench-") as directory:
-        home = Path(directory)
-        home.chmod(0o711)  # Postgres runs as another account where this is root
-        stack = Stack(home / "home", say=lambda line: console.print(line, highlight=False))
-        address = stack.up(("postgres",)).database_url
+    with bench_stack(console, "postgres") as stack:
+        engine = make_engine(stack.url, pool_size=max(_WORKERS), application_name="benchmark")
         try:
-            assert address
-            url = address.replace("postgresql://", "postgresql+psycopg://")
-            upgrade(url)
-            engine = make_engine(url, pool_size=max(_WORKERS), application_name="benchmark")
-            try:
-                return _measure(console, engine, _FINISHED[size])
-            finally:
-                engine.dispose()
+            return _measure(console, engine, _FINISHED[size])
         finally:
-            stack.down()
+            engine.dispose()
 
 
 def _measure(console: Console, engine: Engine, finished: int) -> list[Result]:

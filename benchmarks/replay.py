@@ -9,12 +9,8 @@ micro-batch, by the wall clock. Broker and Postgres share the machine's cores wi
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from pathlib import Path
 from typing import TypeVar
 
 from kafka import KafkaConsumer, TopicPartition
@@ -22,11 +18,11 @@ from rich.console import Console
 from sqlalchemy import Connection, Engine
 
 from benchmarks import importing
+from benchmarks.chunks import chunks
 from benchmarks.results import Result
+from benchmarks.stacks import bench_stack
 from benchmarks.synthetic import dialogues
 from hindstream.cli.topics import ensure_topics
-from hindstream.stack.local import Stack
-from migrations import upgrade
 from processors.evaluators.answers import question_digests
 from processors.evaluators.config import EvaluatorsConfig, ServerConfig
 from processors.evaluators.inputs import load_answered, load_turns
@@ -51,7 +47,6 @@ _SESSIONS = {None: 10_000, "small": 500, "long": 25_000}
 _TURNS = 4
 """Of a session. With their replies and the session's end they are nine records."""
 _PARTITIONS = 2
-_CHUNK = 500
 _JUDGE = ServerConfig(url="http://127.0.0.1:9", model="judge", timeout_s=1.0, concurrency=8)
 """Port 9, where nobody listens."""
 _CHARACTERS = 4800
@@ -64,18 +59,8 @@ _POLL_MS = 500
 
 def run(console: Console, size: str | None) -> list[Result]:
     """Both parts: a replay on a stack of its own that is gone afterwards, and the import of files."""
-    with tempfile.TemporaryDirectory(prefix="hindstream-bench-") as directory:
-        Path(directory).chmod(0o711)  # Postgres runs as another account where this is root
-        stack = Stack(Path(directory) / "home", say=lambda line: console.print(line, highlight=False))
-        endpoints = stack.up(("broker", "postgres"))
-        try:
-            assert endpoints.bootstrap_servers
-            assert endpoints.database_url
-            url = endpoints.database_url.replace("postgresql://", "postgresql+psycopg://")
-            upgrade(url)
-            results = _replaying(console, endpoints.bootstrap_servers, url, _SESSIONS.get(size, _SESSIONS[None]))
-        finally:
-            stack.down()
+    with bench_stack(console, "broker", "postgres") as stack:
+        results = _replaying(console, stack.bootstrap, stack.url, _SESSIONS.get(size, _SESSIONS[None]))
     return [*results, *importing.run(console)]
 
 
@@ -112,19 +97,19 @@ def _prepare(console: Console, bootstrap: str, engine: Engine, sessions: int, re
     ensure_topics(bootstrap, _PARTITIONS)
     console.print(f"publishing {sessions} sessions of {_TURNS} turns …")
     with AckedPublisher(bootstrap, client_id="benchmark") as publisher:
-        for records in _chunks(dialogues(sessions, _TURNS)):
+        for records in chunks(dialogues(sessions, _TURNS)):
             publisher.publish(AGENT_EVENTS, records)
     console.print("recording them …")
     with engine.begin() as connection:
         ensure_run(connection, run="live", kind="live", policy="policy", recipe=recipe)
     with LogRange(bootstrap, AGENT_EVENTS) as log:
         deliveries = (delivery for delivery, _ in log.read(*log.bounds(None, None), threading.Event()))
-        for batch in _chunks(deliveries):
+        for batch in chunks(deliveries):
             with engine.begin() as connection:
                 record(connection, batch)
     with engine.begin() as connection:
         turn_ids = connection.exec_driver_sql("SELECT turn_id FROM turns ORDER BY turn_id").scalars().all()
-        for chunk in _chunks(turn_ids):
+        for chunk in chunks(turn_ids):
             _answer(connection, chunk, recipe)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("VACUUM ANALYZE")
@@ -204,9 +189,3 @@ def _replay(bootstrap: str, url: str, name: str, recipe: Recipe, turns: int) -> 
     if scored != turns:
         raise RuntimeError(f"{turns - scored} of {turns} turns lacked a recorded answer")
     return seconds
-
-
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    source = iter(items)
-    while chunk := list(islice(source, _CHUNK)):
-        yield chunk
