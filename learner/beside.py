@@ -12,6 +12,7 @@ from learner.policy_server import PolicyServer
 from learner.retention import pin
 from learner.servable import Shelf
 from learner.stored import stored_version
+from schemas.adapter_names import version_name
 
 _NEWEST_LOAD = text(
     "SELECT policy, version FROM weight_loads WHERE server = :server AND status = 'serving' "
@@ -38,7 +39,7 @@ def load_beside(
         LookupError: there is no such version.
         ServerAway, ServerRefused: from the server.
     """
-    name = f"{model}@{version}"
+    name = version_name(model, version)
     shelf = Shelf(weights_dir / "none", weights_dir, policy, url)
     wanted = shelf.get(connection, version)
     if wanted.adapter is None:

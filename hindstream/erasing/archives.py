@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from hindstream.export.archive import MANIFEST
+from hindstream.export.archive import MANIFEST, dump, sync
 from hindstream.export.layout import EVENTS, UNREADABLE
 from hindstream.export.reading import ArchiveReader
 from hindstream.export.values import Row, iso
@@ -98,7 +98,7 @@ def rewrite(reader: ArchiveReader, erased: Erased, after: Callable[[str], None] 
         table |= {"files": files, "rows": sum(file["rows"] for file in files)}
     manifest["erased_at"] = iso(datetime.now(UTC))
     after("written")
-    _replace(reader.root / MANIFEST, json.dumps(manifest, indent=2).encode() + b"\n")
+    _replace(reader.root / MANIFEST, manifest)
     after("renamed")
     reader.manifest = manifest
     _delete_leftovers(reader)
@@ -157,18 +157,11 @@ def _delete_leftovers(reader: ArchiveReader) -> None:
             path.unlink()
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, document: dict[str, Any]) -> None:
     temporary = path.with_name(path.name + ".partial")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    dump(temporary, document)
     os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync(path.parent)
 
 
 def _is_tombstone(row: Row) -> bool:

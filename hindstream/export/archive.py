@@ -88,7 +88,7 @@ def export_archive(plan: Plan, now: datetime, on_progress: OnProgress) -> Archiv
         if plan.to.exists():
             plan.to.rmdir()
         os.replace(building, plan.to)
-        _sync(plan.to.parent)
+        sync(plan.to.parent)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
@@ -119,8 +119,8 @@ def _write(plan: Plan, root: Path, now: datetime, on_progress: OnProgress) -> Ar
                 plan.log, bounds, plan.sessions, plan.blobs, writers, plan.format, told, erased=plan.erased
             )
             archive.parts |= {name: one.close() for name, one in writers.items()}
-    _dump(root / SCHEMA, describe(specs, plan.format))
-    _dump(root / MANIFEST, _manifest(plan, archive, now))
+    dump(root / SCHEMA, describe(specs, plan.format))
+    dump(root / MANIFEST, _manifest(plan, archive, now))
     return archive
 
 
@@ -175,14 +175,16 @@ def _text(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat()
 
 
-def _dump(path: Path, document: dict[str, Any]) -> None:
+def dump(path: Path, document: dict[str, Any]) -> None:
+    """Write JSON; it is on the disk when this returns."""
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(document, indent=2) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync(directory: Path) -> None:
+def sync(directory: Path) -> None:
+    """Have the directory's entries on the disk."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -16,6 +16,7 @@ from processors.evaluators.prompt_scores import score_response
 from processors.evaluators.score_reading import TeacherFailed
 from processors.evaluators.server import ModelServer, TransientFault
 from processors.transactions import Transactions
+from schemas.adapter_names import version_name
 from schemas.arrays import pack_floats, pack_ids
 from schemas.digests import sha256_hex
 
@@ -95,11 +96,6 @@ async def kept_scores(asking: Asking, server: ModelServer, key: Key, pinned: int
         return answer, digest if version is None else key.digest_at(version)
 
     return await asked_once(transactions, digest_now, score, question=question, purpose="teacher", model=server.model)
-
-
-def version_name(model: str, version: int) -> str:
-    """The name under which a server has one version of `model` as an adapter beside others."""
-    return f"{model}@{version}"
 
 
 def _check_pin(server: ModelServer, tag: str | None, pinned: int) -> None:

@@ -13,7 +13,7 @@ from processors.evaluators.deciding import asks_a_model, by_model, failed
 from processors.evaluators.fingerprint import check_same_tokenizer, check_tokenizer_of
 from processors.evaluators.hint import HintResult
 from processors.evaluators.inputs import Answered, Turn, load_hint, load_turn
-from processors.evaluators.kept_scores import Asking, version_name
+from processors.evaluators.kept_scores import Asking
 from processors.evaluators.limit import AdaptiveLimit, LimitFigures
 from processors.evaluators.llm_judge import Panel
 from processors.evaluators.plain_teacher import score_answer
@@ -25,6 +25,7 @@ from processors.evaluators.wanted import Wanted
 from processors.health import Health
 from processors.patience import Pause
 from processors.transactions import Transactions
+from schemas.adapter_names import version_name
 from schemas.chat_tokens import ChatTokens
 from schemas.recipes import Recipe
 
